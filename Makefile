@@ -1,0 +1,77 @@
+# make demo | test | test-slow | lint | bench: each sets up .venv first when it is missing or older than the pins.
+PYTHON      ?= python3
+VENV        ?= .venv
+# More arguments for the command that installs torch. On Linux the default build brings CUDA (several GB);
+# the CPU build is on PyTorch's own CPU index: make TORCH_ARGS='--index-url URL'.
+TORCH_ARGS  ?=
+# More arguments for pytest: make test PYTEST_ARGS='-k bus -x'.
+PYTEST_ARGS ?=
+BIN         := $(VENV)/bin
+TORCH       := $(shell sed -n '/^torch==/p' constraints.txt)
+UV          := $(shell sed -n '/^uv==/p' constraints.txt)
+PLUGINS     := $(patsubst %/,%,$(sort $(dir $(wildcard relax_plugins/*/pyproject.toml))))
+STAMP       := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+
+.PHONY: help setup demo test test-slow lint format bench wheel clean
+
+help:
+	@echo "make demo       train a tiny omni-modal model on this machine's CPU, about a minute"
+	@echo "make test       the fast tests"
+	@echo "make test-slow  the long tests: whole runs, kills, resumes"
+	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make format     let ruff fix and format the files"
+	@echo "make bench      compare speed with other trainers"
+	@echo "make setup      only set up $(VENV)"
+	@echo "make wheel      build the wheels into dist/"
+	@echo "make clean      remove $(VENV), caches and built files; runs/ stays"
+
+setup: $(STAMP)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Relax needs Python 3.11 or newer; $(PYTHON) is %d.%d. Try: make PYTHON=python3.11" % v[:2])'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# torch first, alone and by pip: later packages cannot choose its build, and pip's own settings (index, find-links) apply.
+$(STAMP): pyproject.toml constraints.txt Makefile $(PLUGINS:%=%/pyproject.toml) | $(BIN)/python
+	@echo "Setting up $(VENV), once, in a minute or two. It downloads about 500 MB: 200 for the CPU build of torch, 300 for the"
+	@echo "rest; 1.8 GB on disk. On Linux pip may choose torch's CUDA build, several GB more: see TORCH_ARGS in the Makefile."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(UV)
+	@$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]' $(PLUGINS:%=-e ./%)
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	@echo "Adding the benchmarks' peers to $(VENV): about 70 MB to download."
+	@$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev,bench]' $(PLUGINS:%=-e ./%)
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/relax train configs/omni-tiny.yaml
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m "slow and not gpu" --timeout=900 $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCH_STAMP)
+	$(BIN)/python benchmarks/embedded.py
+
+# Uses the build backend in .venv, so it needs no network.
+wheel: $(STAMP)
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	for plugin in $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$plugin || exit 1; done
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,96 @@
+"""The formulas of losses and metrics as pure functions on tensors; every algorithm is composed of these.
+
+Legend: B rows of a micro-batch, T tokens of the widest row. A ``mask_BT`` is bool, True at trained tokens; everything
+else is float. What stands at other tokens means nothing and may be NaN: functions that take a mask remove it with
+``where`` before anything else is computed, so that it reaches neither a value nor a gradient (0 x NaN is NaN).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relax_core.interfaces import Batch
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to this on both sides before every exp; beyond it they have no gradient."""
+
+
+# --- masks and sums ---------------------------------------------------------------------------------------------------
+
+
+def trained(batch: Batch) -> Tensor:
+    """The mask (B, T) of the tokens that the loss counts: the sampled ones of rows whose weight is not 0."""
+    return batch.mask_BT & (batch.weight_B != 0)[:, None]
+
+
+def masked(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The values (B, T) where the mask is True, 0 elsewhere."""
+    return torch.where(mask_BT, values_BT, 0.0)
+
+
+def aggregate(loss_BT: Tensor, batch: Batch) -> Tensor:
+    """Sum over trained tokens of weight x loss, a scalar: the total that ``Algorithm.loss`` returns.
+
+    The weights carry the chosen aggregation (see ``credit.aggregation``); the trainer divides by the units of the whole
+    optimizer update, and so the result depends on no padding, micro-batch or rank.
+    """
+    return masked(loss_BT * batch.weight_B[:, None], trained(batch)).sum()
+
+
+def masked_sum(values_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """A metric (sum, count) over the masked tokens, two detached float scalars; booleans count as 0 and 1."""
+    return masked(values_BT.detach().float(), mask_BT).sum(), mask_BT.sum().float()
+
+
+# --- ratios and clipping ----------------------------------------------------------------------------------------------
+
+
+def log_ratio(logprobs_BT: Tensor, other_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """log p - log q (B, T), clamped to [-20, 20]; 0 where masked."""
+    return masked(logprobs_BT - other_BT, mask_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def safe_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The importance ratio r = p / p_old (B, T) = exp of the clamped log-ratio; 1 where masked."""
+    return log_ratio(logprobs_BT, old_logprobs_BT, mask_BT).exp()
+
+
+def clipped_surrogate(
+    ratio_BT: Tensor, advantages_BT: Tensor, low: float, high: float, dual: float | None = None
+) -> Tensor:
+    """The clipped policy loss (B, T): -min(r A, clip(r, 1 - low, 1 + high) A). PPO (arXiv:1707.06347).
+
+    Different ``low`` and ``high``: DAPO (arXiv:2503.14476). ``dual`` c > 1 bounds the loss of a negative advantage by
+    -c A, which also ends its gradient: dual clip (arXiv:1912.09729).
+    """
+    clipped_BT = ratio_BT.clamp(1 - low, 1 + high)
+    loss_BT = -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+    if dual is None:
+        return loss_BT
+    return torch.where(advantages_BT < 0, torch.minimum(loss_BT, -dual * advantages_BT), loss_BT)
+
+
+def entropy_bonus(entropy_BT: Tensor, coefficient: float, mask_BT: Tensor) -> Tensor:
+    """The loss term (B, T) that rewards entropy H: -coefficient x H; 0 where masked."""
+    return -coefficient * masked(entropy_BT, mask_BT)
+
+
+# --- Kullback-Leibler divergence --------------------------------------------------------------------------------------
+# Estimates of KL(p || q) from tokens sampled by p, with d = log p - log q (Schulman 2020, "Approximating KL divergence").
+
+
+def k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """d (B, T): unbiased as a value, for rewards. As a loss its expected gradient is zero. 0 where masked."""
+    return masked(logprobs_BT - ref_logprobs_BT, mask_BT)
+
+
+def k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """d^2 / 2 (B, T): as a loss its expected gradient is that of the divergence. 0 where masked."""
+    return k1(logprobs_BT, ref_logprobs_BT, mask_BT).square() / 2
+
+
+def k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """exp(-d) - 1 + d (B, T) with d clamped to [-20, 20]: unbiased and never negative. 0 where masked."""
+    d_BT = log_ratio(logprobs_BT, ref_logprobs_BT, mask_BT)
+    return torch.expm1(-d_BT) + d_BT

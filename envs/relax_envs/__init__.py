@@ -1,0 +1,1 @@
+"""Environments, toy tasks and rewards."""

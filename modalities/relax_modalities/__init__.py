@@ -1,0 +1,1 @@
+"""Text, image, audio and video: decoding and encoding, each exactly once."""

@@ -1,0 +1,1 @@
+"""Run files: reading, overriding, validating and describing them."""

@@ -1,0 +1,164 @@
+"""The run file's own fields. Sections with an ``id`` belong to components and are validated by the Config it selects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from relax_core.interfaces import Interrupt
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Section(BaseModel):
+    """A part of the run file: strict, frozen, unknown keys refused."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ComponentSection(Section):
+    """``{id: ..., <fields of the component's Config>}``. What the id selects validates the rest."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    id: str
+    """Which component."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The raw fields that belong to the component."""
+        return dict(self.model_extra or {})
+
+
+class EnvironmentSection(ComponentSection):
+    name: Name | None = None
+    """How metrics and evaluations call it; default: the id."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the step's groups, relative to the other environments."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.id
+
+
+class RewardSection(ComponentSection):
+    name: Name | None = None
+    """How metrics call it; default: the id."""
+    weight: float = 1.0
+    """Factor in the sum of rewards."""
+    environments: tuple[str, ...] | None = None
+    """Names of the environments that it scores; default: all."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.id
+
+
+class SamplingSection(Section):
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Divides the logits, in the engine and in the trainer; 0 (greedy) only in evaluations."""
+    max_new_tokens: PositiveInt = 256
+    """Limit of one reply."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Evaluations only: a training rollout must sample from the distribution that is trained."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Evaluations only; 0: off."""
+
+
+class EvaluationSection(Section):
+    name: Name
+    """How metrics call it."""
+    environment: str
+    """Name of the environment whose ``eval`` split is played."""
+    every: PositiveInt | None = None
+    """Steps between two evaluations; default: only at the end."""
+    at_start: bool = False
+    """Whether version 0 is evaluated too."""
+    size: PositiveInt | None = None
+    """The first so many tasks of the split; default: all."""
+    n: PositiveInt = 1
+    """Plays per task: mean@n and pass@k for k up to n."""
+    sampling: SamplingSection = SamplingSection(temperature=0.0)
+    correct: str | None = None
+    """The reward whose value above ``threshold`` means a correct play; default: the first reward."""
+    threshold: Annotated[float, Field(ge=0)] = 0.5
+    disjoint: bool = True
+    """Fail when a training task has the same content as one of these, by hash."""
+
+
+class CheckpointSection(Section):
+    every: PositiveInt = 50
+    """Steps between two checkpoints; one is always written at the end."""
+    keep: Annotated[int, Field(ge=2)] = 3
+    """Newest ones kept; at least two, so that an altered one has a predecessor."""
+
+
+class BusSection(Section):
+    max_rows: PositiveInt = 200_000
+    """Rows held at once, those kept for the next checkpoint included; producers wait beyond."""
+    max_bytes: PositiveInt = 4_000_000_000
+    """Bytes of their columns held at once."""
+
+
+class JournalSection(Section):
+    keep_steps: PositiveInt = 10_000
+    """Steps whose batches stay on disk for ``relax replay``."""
+
+
+class TrajectoriesSection(Section):
+    every: PositiveInt = 1
+    """Steps between two whose trajectories are written."""
+    media: bool = True
+    """Whether images, sounds and videos are written beside them, by content hash."""
+
+
+class RunConfig(Section):
+    """A run file."""
+
+    name: Name
+    """The run's directory is ``<runs>/<name>``."""
+    runs: Path = Path("runs")
+    """Where run directories live."""
+    plugins: tuple[str, ...] = ()
+    """Entry points of group ``relax.plugins`` to activate, in the order in which their hooks run; the built-in suites always are."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of every draw and of random initial weights."""
+    steps: PositiveInt
+    """Training steps, one policy version each."""
+    groups_per_step: PositiveInt
+    """Tasks whose groups are trained in a step."""
+    group_size: PositiveInt = 8
+    """Plays of each task."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Most policy versions that a trained token may lag behind; 0 is synchronous, on-policy training."""
+    order: Literal["started", "finished"] = "started"
+    """In which order the trainer takes groups; ``finished`` may evict late ones and favours short answers."""
+    max_replays: Annotated[int, Field(ge=0)] = 3
+    """How often an evicted group is played again before its task is dropped."""
+    interrupt: Interrupt = "continue"
+    """What happens to running requests when new weights arrive."""
+    updates_per_step: PositiveInt = 1
+    """Optimizer updates a step (mini-batches x epochs)."""
+    epochs: PositiveInt = 1
+    """Passes over a step's batch; must divide updates_per_step."""
+    old: Literal["engine", "recompute"] = "recompute"
+    """Where the policy at the start of a step comes from when a ratio is needed."""
+    model: ComponentSection
+    environments: Annotated[tuple[EnvironmentSection, ...], Field(min_length=1)]
+    rewards: Annotated[tuple[RewardSection, ...], Field(min_length=1)]
+    algorithm: ComponentSection
+    sampling: SamplingSection = SamplingSection()
+    engine: ComponentSection = ComponentSection(id="torch")
+    trainer: ComponentSection = ComponentSection(id="torch")
+    transport: ComponentSection | None = None
+    """How weights travel; default: what the runtime chooses."""
+    runtime: ComponentSection = ComponentSection(id="local")
+    callbacks: tuple[ComponentSection, ...] = ()
+    """In the order in which their hooks run."""
+    evaluation: tuple[EvaluationSection, ...] = ()
+    checkpoint: CheckpointSection = CheckpointSection()
+    bus: BusSection = BusSection()
+    journal: JournalSection = JournalSection()
+    trajectories: TrajectoriesSection = TrajectoriesSection()

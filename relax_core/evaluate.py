@@ -1,0 +1,152 @@
+"""Evaluation: named sets, each played on one pinned policy version, in slots and under keys of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from relax_core.chat import Seat
+from relax_core.errors import ConfigError
+from relax_core.rollout import sampling_of
+from relax_core.types import Encoded, Group, Task, Trajectory, content_hash
+
+if TYPE_CHECKING:
+    from relax_core.config.schema import EvaluationSection
+    from relax_core.interfaces import Environment
+    from relax_core.rollout import Player
+    from relax_core.run import Run
+    from relax_core.scoring import Scorer
+
+Results = dict[str, dict[str, float]]
+
+AT_ONCE = 1024
+"""Plays of an evaluation that run at the same time, at most."""
+
+
+class Evaluator:
+    """Plays the evaluation sets of a run file. Training is the same with and without it."""
+
+    def __init__(self, run: Run, player: Player, scorer: Scorer, environments: Mapping[str, Environment]) -> None:
+        self.run, self.player, self.scorer = run, player, scorer
+        self.sets = {s.name: _tasks(s, environments[s.environment]) for s in run.config.evaluation}
+
+    def held_out(self) -> dict[str, set[str]]:
+        """Content hashes that must never occur in training, by evaluation."""
+        return {
+            section.name: {content_hash(task) for task in self.sets[section.name]}
+            for section in self.run.config.evaluation
+            if section.disjoint
+        }
+
+    def due(self, version: int) -> list[EvaluationSection]:
+        """The sets to be played on a version: their interval has come round, or the run ends with it."""
+        return [
+            section
+            for section in self.run.config.evaluation
+            if (section.at_start if version == 0 else section.every and version % section.every == 0)
+            or version == self.run.config.steps
+        ]
+
+    async def evaluate(self, sections: Sequence[EvaluationSection]) -> Results:
+        """Results by set name. Whoever calls it keeps the published version as it is until it returns."""
+        places = asyncio.Semaphore(AT_ONCE)
+        found = await asyncio.gather(*(self._play_set(section, places) for section in sections))
+        return {
+            section.name: summarize(groups, section, self.run)
+            for section, groups in zip(sections, found, strict=True)
+        }
+
+    async def _play_set(self, section: EvaluationSection, places: asyncio.Semaphore) -> list[Group]:
+        return await asyncio.gather(
+            *(self._play_task(section, i, task, places) for i, task in enumerate(self.sets[section.name]))
+        )
+
+    async def _play_task(
+        self, section: EvaluationSection, place: int, task: Task, places: asyncio.Semaphore
+    ) -> Group:
+        encoded: dict[Any, Encoded] = {}
+        order = (self.run.config.evaluation.index(section), place)
+        seats = [Seat(task.id, 0, member, order, "eval") for member in range(section.n)]
+        group = Group(task.id, place, task, 0)
+        group.trajectories = await asyncio.gather(*(self._play(section, task, s, places, encoded) for s in seats))
+        await self.scorer.score(group)
+        return group
+
+    async def _play(
+        self, section: EvaluationSection, task: Task, seat: Seat, places: asyncio.Semaphore, encoded: dict[Any, Encoded]
+    ) -> Trajectory:
+        async with places:
+            self.player.engine.enter("eval")
+            try:
+                trajectory, chat = await self.player.play(
+                    task, seat, sampling_of(section.sampling), section.name, encoded
+                )
+                chat.close()
+                return trajectory
+            finally:
+                self.player.engine.leave("eval")
+
+
+def _tasks(section: EvaluationSection, environment: Environment) -> list[Task]:
+    tasks = environment.tasks("eval")
+    count = len(tasks) if section.size is None else section.size
+    if not 0 < count <= len(tasks):
+        raise ConfigError(
+            f"evaluation.{section.name}.size: {count} items asked for, the eval split of environment "
+            f"{section.environment!r} has {len(tasks)}: lower size, or give it more"
+        )
+    return [
+        replace(tasks[i], id=f"eval/{section.name}/{tasks[i].id}", environment=section.environment)
+        for i in range(count)
+    ]
+
+
+def summarize(groups: Sequence[Group], section: EvaluationSection, run: Run) -> dict[str, float]:
+    """mean@n of correctness and reward over tasks, their standard error, and pass@k.
+
+    Plays that failed or whose deciding reward abstained are left out and counted. Standard error: of the mean over
+    tasks. pass@k: the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374), for k = 1, 2, 4 ... and n.
+    """
+    name = section.correct or run.config.rewards[0].label
+    correct = [[float(v > section.threshold) for v in _values(group, name)] for group in groups]
+    judged = [c for c in correct if c]
+    means = [sum(c) / len(c) for c in judged]
+    plays = [t for group in groups for t in group.trajectories]
+    rewards = [t.reward for t in plays if t.reward is not None]
+    result = {
+        "accuracy": _mean(means),
+        "stderr": _standard_error(means),
+        "reward": _mean(rewards),
+        "length": _mean([t.reply_tokens for t in plays]),
+        "items": float(len(groups)),
+        "n": float(section.n),
+        "failed": float(sum(t.error is not None for t in plays)),
+        "unjudged": float(len(plays) - sum(map(len, correct))),
+    }
+    ks = sorted({2**i for i in range(section.n.bit_length())} | {section.n}) if section.n > 1 else []
+    for k in ks:
+        result[f"pass@{k}"] = _mean([pass_at(k, len(c), int(sum(c))) for c in judged if len(c) >= k])
+    return result
+
+
+def pass_at(k: int, n: int, correct: int) -> float:
+    """The chance that k of n plays, drawn without replacement, hold a correct one: 1 - C(n-c, k) / C(n, k)."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def _values(group: Group, reward: str) -> list[float]:
+    return [v for t in group.trajectories if (v := t.rewards.get(reward)) is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))

@@ -1,0 +1,232 @@
+"""The rollout: every admitted group's members play their task at once, and their samples become rows on the bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from relax_core.admission import Outcome
+from relax_core.chat import Chat, Seat
+from relax_core.errors import RelaxError
+from relax_core.hookspecs import GroupEvent, SamplingFor
+from relax_core.types import (
+    Encoded,
+    Group,
+    Message,
+    PlayError,
+    Sample,
+    Sampling,
+    Stop,
+    Task,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    from relax_core.admission import Admission, Ticket
+    from relax_core.bus import Bus
+    from relax_core.config.schema import SamplingSection
+    from relax_core.interfaces import Columns, Engine, Environment, ModelAdapter
+    from relax_core.run import Run
+    from relax_core.tasks import TaskStream
+
+
+class Player:
+    """Plays one member of one task; what goes wrong in a play becomes data of its trajectory."""
+
+    def __init__(self, run: Run, engine: Engine, adapter: ModelAdapter, environments: Mapping[str, Environment]) -> None:
+        self.run, self.engine, self.adapter, self.environments = run, engine, adapter, environments
+
+    async def play(
+        self, task: Task, seat: Seat, sampling: Sampling, evaluation: str | None, encoded: dict[Any, Encoded]
+    ) -> tuple[Trajectory, Chat]:
+        """The trajectory, and the chat that still holds its media: close it when the rows are made."""
+        sampling = self.run.stack.pipe("sampling_request", self.run, sampling, SamplingFor(task, evaluation))
+        chat = Chat(self.engine, self.adapter, sampling, seat, lambda history: self._encode(history, encoded))
+        trajectory = Trajectory(task, seat.attempt, seat.member, chat.turns, chat.samples)
+        try:
+            await self.environments[task.environment].play(task, chat)
+        except Exception as error:
+            await self.engine.health()  # a dead engine ends the run: it is no fault of this play
+            trajectory.error = PlayError(f"environments.{task.environment}", type(error).__name__, str(error))
+            trajectory.stop = Stop.ERROR
+        else:
+            trajectory.stop = chat.turns[-1].stop if chat.turns else Stop.DONE
+        trajectory.metrics["rewrites"] = float(len(chat.rewrites))
+        return trajectory, chat
+
+    def _encode(self, history: list[Message], encoded: dict[Any, Encoded]) -> Encoded:
+        """Members of a group say the same first: encode it once. Messages are compared by identity (media are big)."""
+        key = tuple(map(id, history))
+        if key not in encoded:
+            encoded[key] = self.adapter.encode(history)
+        return encoded[key]
+
+
+class Rollout:
+    """Starts groups as admission allows and keeps what was played, counted since the last ``take_counts``."""
+
+    def __init__(self, run: Run, player: Player, bus: Bus, admission: Admission, tasks: TaskStream) -> None:
+        self.run, self.player, self.bus, self.admission, self.tasks = run, player, bus, admission, tasks
+        self.engine = player.engine
+        self.holder = bus.register("rollout")
+        self.counts: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self._failed_in_a_row = 0
+        self._undecided: set[str] = set()
+        self._plays: set[asyncio.Task[None]] = set()
+        self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def serve(self) -> None:
+        """Play until cancelled. First what was in flight when the checkpoint was made, under the same keys."""
+        try:
+            self.engine.enter("train")
+            for ticket in self.admission.in_flight():
+                if not self.bus.holds(ticket.group):
+                    await self.start(ticket)
+            self.engine.leave("train")
+            while True:
+                await self._wait_open()
+                self.engine.enter("train")
+                while self.admission.open():
+                    await self.start(self.admission.start(self.group_id))
+                self.engine.leave("train")
+        finally:
+            for play in self._plays:
+                play.cancel()
+            await asyncio.gather(*self._plays, return_exceptions=True)
+
+    def group_id(self, position: int, attempt: int) -> str:
+        return f"{self.tasks[position].id}@{attempt}"
+
+    async def start(self, ticket: Ticket) -> None:
+        """Open the group on the bus, in the order of starting, and let its members play."""
+        task = self.tasks[ticket.position]
+        group = Group(ticket.group, ticket.serial, task, ticket.attempt)
+        await self.bus.open_group(group.id, group.serial, task, self.holder)
+        self._undecided.add(group.id)
+        self.engine.enter("train")
+        self.run.stack.hook.on_group_start(run=self.run, event=GroupEvent(group))
+        play = asyncio.create_task(self._play(group), name=f"play {group.id}")
+        self._plays.add(play)
+        play.add_done_callback(self._ended)
+
+    def decided(self, group: str) -> None:
+        """The group is scored, filtered or failed: nothing more will be sampled because of it."""
+        if group in self._undecided:
+            self._undecided.remove(group)
+            self.engine.leave("train")
+
+    async def _wait_open(self) -> None:
+        waiting = asyncio.ensure_future(self.admission.wait_open())
+        await asyncio.wait({waiting, self._crashed}, return_when=asyncio.FIRST_COMPLETED)
+        if self._crashed.done():
+            waiting.cancel()
+            self._crashed.result()
+        await waiting
+
+    def _ended(self, play: asyncio.Task[None]) -> None:
+        self._plays.discard(play)
+        if not play.cancelled() and (error := play.exception()) and not self._crashed.done():
+            self._crashed.set_exception(error)
+
+    async def _play(self, group: Group) -> None:
+        encoded: dict[Any, Encoded] = {}
+        sampling = sampling_of(self.run.config.sampling)
+        plays = []
+        for member in range(self.run.config.group_size):
+            seat = Seat(group.task.id, group.attempt, member, (group.serial,))
+            self.engine.enter("train")
+            plays.append(asyncio.create_task(self._member(group.task, seat, sampling, encoded)))
+        try:
+            played = await asyncio.gather(*plays)
+        finally:
+            for play in plays:
+                play.cancel()
+        group.trajectories = [trajectory for trajectory, _ in played]
+        self._count(group)
+        try:
+            await self._deliver(group)
+        finally:
+            for _, chat in played:
+                chat.close()
+
+    async def _member(self, task: Task, seat: Seat, sampling: Sampling, encoded: dict[Any, Encoded]) -> Any:
+        try:
+            return await self.player.play(task, seat, sampling, None, encoded)
+        finally:
+            self.engine.leave("train")
+
+    async def _deliver(self, group: Group) -> None:
+        rows = rows_of(group)
+        if not rows:
+            await self.bus.evict(group.id)
+            self.admission.end(group.id, Outcome.FAILED)
+            self.decided(group.id)
+            self._stop_when_all_fail(group)
+            return
+        self._failed_in_a_row = 0
+        self.player.adapter.media.retain(media_keys(rows))
+        await self.bus.put(rows, self.holder, group.id)
+        await self.bus.close_group(group.id, len(rows), self.holder)
+
+    def _count(self, group: Group) -> None:
+        """What was played, whether trained later or not."""
+        for t in group.trajectories:
+            self.counts["plays"] += 1
+            self.counts["tokens"] += t.reply_tokens
+            self.counts["rewrites"] += int(t.metrics.get("rewrites", 0))
+            self.counts["truncated"] += t.stop is Stop.LENGTH
+            if t.error:
+                self.counts["errors"] += 1
+                self.errors[f"{t.error.where}: {t.error.type}: {t.error.text}"] += 1
+
+    def take_counts(self) -> Counter[str]:
+        counts, self.counts = self.counts, Counter()
+        return counts
+
+    def _stop_when_all_fail(self, group: Group) -> None:
+        """A run in which every play fails must not spin for ever."""
+        self._failed_in_a_row += 1
+        limit = max(20, 2 * (self.run.config.max_staleness + 1) * self.run.config.groups_per_step)
+        if self._failed_in_a_row >= limit:
+            error = next((t.error for t in group.trajectories if t.error), None)
+            reason = f"{error.where}: {error.type}: {error.text}" if error else "no play sampled a token"
+            raise RelaxError(f"the last {limit} groups all failed; the newest, {group.id}: {reason}")
+
+
+def sampling_of(section: SamplingSection) -> Sampling:
+    return Sampling(section.temperature, section.max_new_tokens, section.top_p, section.top_k)
+
+
+def rows_of(group: Group) -> dict[str, Columns]:
+    """The bus rows of a group's samples, by row id; failed plays and samples without sampled tokens give none."""
+    rows: dict[str, Columns] = {}
+    for trajectory in group.trajectories:
+        if trajectory.error is None:
+            for i, sample in enumerate(trajectory.samples):
+                if sample.sampled:
+                    rows[f"{group.id}/{trajectory.member}/{i}"] = _columns(sample, trajectory, group)
+    return rows
+
+
+def _columns(sample: Sample, trajectory: Trajectory, group: Group) -> Columns:
+    import numpy as np
+
+    return {
+        "tokens": np.asarray(sample.ids, np.int32),
+        "mask": np.asarray(sample.mask, np.int8),
+        "logprobs": np.asarray(sample.logprobs, np.float32),
+        "versions": np.asarray(sample.versions, np.int32),
+        "positions": sample.positions,
+        "media": sample.media,
+        "trajectory": trajectory,
+        "group": group,
+    }
+
+
+def media_keys(rows: Mapping[str, Columns]) -> list[str]:
+    """One entry for each use of a medium's features by a row."""
+    return [ref.key for columns in rows.values() for ref in columns["media"]]
+

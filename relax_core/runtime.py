@@ -1,0 +1,101 @@
+"""Runtimes place roles. ``local``: one machine, an in-memory bus, the trainer here, the engine here or in its own process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from relax_core.bus import Bus
+from relax_core.config.schema import ComponentSection
+from relax_core.interfaces import Configurable
+from relax_core.run import Run, build_adapter
+from relax_core.runtime_config import LocalConfig
+from relax_core.setup import EngineSetup, TrainerSetup
+
+if TYPE_CHECKING:
+    from relax_core.interfaces import Engine, ModelAdapter, Trainer, Transport
+    from relax_core.media import MediaStore
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The deployed roles of a run, behind their interfaces: the training loop does not know where they live."""
+
+    engine: Engine
+    trainer: Trainer
+    transport: Transport
+    bus: Bus
+    adapter: ModelAdapter
+    media: MediaStore
+
+
+class Runtime(Configurable, ABC):
+    """Builds roles and ends them."""
+
+    @abstractmethod
+    async def start(self, run: Run) -> Roles:
+        """Every role, ready to work. Raises RelaxError when one cannot be built; then nothing is left running."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End every role. Safe to call at any time."""
+
+
+class LocalRuntime(Runtime):
+    """Everything on this machine, without Ray."""
+
+    Config = LocalConfig
+
+    def __init__(self, config: LocalConfig) -> None:
+        super().__init__(config)
+        self._engine: Engine | None = None
+        self._transport: Transport | None = None
+
+    async def start(self, run: Run) -> Roles:
+        config, stack = run.config, run.stack
+        adapter, media = build_adapter(run)
+        in_process = self.config.overlap == "turns"
+        default = ComponentSection(id="copy" if in_process else "shared")
+        self._transport = stack.build("transports", config.transport or default, where="transport")
+        trainer = stack.build("trainers", config.trainer, TrainerSetup(adapter, run), where="trainer")
+        engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media)
+        self._engine = engine
+        await engine.start()
+        bus = Bus(config.bus.max_rows, config.bus.max_bytes)
+        return Roles(engine, trainer, self._transport, bus, adapter, media)
+
+    def _build_engine(self, run: Run, adapter: ModelAdapter) -> Engine:
+        engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
+        return engine
+
+    def _spawn_engine(self, run: Run, media: MediaStore) -> Engine:
+        from relax_core.config.resolve import resolved
+        from relax_core.torch.process import ProcessEngine
+
+        return ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)
+
+    async def stop(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop()
+        if self._transport is not None:
+            self._transport.close()
+
+
+def engine_setup(run: Run, adapter: ModelAdapter) -> EngineSetup:
+    """Synchronous runs repeat bit for bit, so their batches must not depend on timing."""
+    return EngineSetup(adapter, run.config.seed, deterministic=run.config.max_staleness == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBuilder:
+    """Builds the run file's engine in another process (picklable)."""
+
+    resolved: dict[str, object]
+
+    def __call__(self) -> tuple[Engine, MediaStore]:
+        from relax_core.run import rebuild
+
+        run = rebuild(self.resolved)
+        adapter, media = build_adapter(run)
+        return run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine"), media

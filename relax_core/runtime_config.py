@@ -1,0 +1,13 @@
+"""Settings of the local runtime, apart from its code so that reading a run file imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from relax_core.interfaces import ComponentConfig
+
+
+class LocalConfig(ComponentConfig):
+    overlap: Literal["turns", "process"] = "turns"
+    """``turns``: engine and trainer take turns in one process (exact, debuggable). ``process``: the engine has its own
+    process, and samples while the trainer computes (for speed)."""

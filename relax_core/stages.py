@@ -1,0 +1,111 @@
+"""The stage loop, and the core's own stages: score a group, and turn its rewards into advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from relax_core.admission import Outcome
+from relax_core.bus import BusClosed
+from relax_core.hookspecs import GroupEvent
+from relax_core.interfaces import Columns, Member, Row, ScoredGroup, Stage, Streaming
+
+if TYPE_CHECKING:
+    from relax_core.admission import Admission
+    from relax_core.bus import Bus, Claim
+    from relax_core.interfaces import Algorithm
+    from relax_core.run import Run
+    from relax_core.scoring import Scorer
+    from relax_core.types import Group
+
+
+async def serve(stage: Stage, bus: Bus, name: str) -> None:
+    """Run a stage until the bus is closed: claim, work, put, acknowledge.
+
+    What a dead worker had claimed is offered again; what it still sends is refused (see ``Bus.declare_dead``).
+    """
+    holder = bus.register(name)
+    while True:
+        try:
+            claim = await bus.claim(stage.name, stage.needs, stage.count, stage.by, holder, stage.order, stage.exact)
+        except BusClosed:
+            return
+        await bus.put(await stage.run(claim), holder)
+        await bus.ack(claim)
+
+
+class Score(Stage):
+    """Rewards, shaping and filtering: makes ``reward``, or gives the group's slot back."""
+
+    name = "score"
+    needs = frozenset({"tokens", "group"})
+    by = "group"
+
+    def __init__(
+        self,
+        run: Run,
+        scorer: Scorer,
+        bus: Bus,
+        admission: Admission,
+        decided: Callable[[str], None],
+        discarded: Callable[[Mapping[str, Columns]], None],
+    ) -> None:
+        self.run_, self.scorer, self.bus, self.admission = run, scorer, bus, admission
+        self.decided, self.discarded = decided, discarded
+
+    async def run(self, claim: Claim) -> Mapping[str, Columns]:
+        group: Group = claim.rows[0].columns["group"]
+        stack, event = self.run_.stack, GroupEvent(group)
+        await self.scorer.score(group)
+        shaped = stack.pipe("shape_rewards", self.run_, [t.reward for t in group.trajectories], event)
+        for trajectory, reward in zip(group.trajectories, shaped, strict=True):
+            trajectory.reward = reward
+        reason = stack.pipe("filter_group", self.run_, None, event)
+        unscored = all(t.reward is None for t in group.trajectories)
+        stack.hook.on_group_scored(run=self.run_, event=event)
+        if reason is None and not unscored:
+            self.decided(group.id)
+            return {row.id: {"reward": row.columns["trajectory"].reward} for row in claim.rows}
+        await self.bus.evict(group.id)
+        self.discarded({row.id: row.columns for row in claim.rows})
+        self.admission.end(group.id, Outcome.FAILED if unscored else Outcome.FILTERED)
+        self.decided(group.id)
+        return {}
+
+
+class Advantages(Stage):
+    """Credit: the algorithm's ``advantages`` of whole groups, and each row's share in the loss."""
+
+    name = "advantages"
+    by = "group"
+
+    def __init__(self, algorithm: Algorithm, from_trainer: frozenset[str], groups_per_step: int, order: str) -> None:
+        self.algorithm = algorithm
+        self.needs = frozenset({"reward", "mask", "group", "trajectory"}) | (algorithm.needs - from_trainer)
+        if algorithm.streaming is Streaming.BATCH:  # statistics of the step's batch: exactly its groups, together
+            self.count, self.exact = groups_per_step, True
+            self.order = "started" if order == "started" else "finished"
+
+    async def run(self, claim: Claim) -> Mapping[str, Columns]:
+        return self.algorithm.advantages(scored_groups(claim.rows))
+
+
+def scored_groups(rows: tuple[Row, ...] | list[Row]) -> list[ScoredGroup]:
+    """Rows, in order, as the scored groups an algorithm sees."""
+    groups: dict[str, dict[int, list[Row]]] = {}
+    for row in rows:
+        member = row.columns["trajectory"].member
+        groups.setdefault(row.group, {}).setdefault(member, []).append(row)
+    return [
+        ScoredGroup(
+            id=group,
+            task=next(iter(members.values()))[0].columns["trajectory"].task,
+            members=[_member(found) for found in members.values()],
+        )
+        for group, members in groups.items()
+    ]
+
+
+def _member(rows: list[Row]) -> Member:
+    trajectory = rows[0].columns["trajectory"]
+    return Member(rows[0].columns["reward"], trajectory.rewards, rows)

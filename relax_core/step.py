@@ -1,0 +1,196 @@
+"""One step's groups on their way from the bus into the trainer, and what is recorded of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from relax_core.errors import RelaxError
+from relax_core.hookspecs import BatchReady
+from relax_core.interfaces import Row, StepResult
+
+if TYPE_CHECKING:
+    from relax_core.bus import Claim
+    from relax_core.journal import JournalEntry
+    from relax_core.system import System
+    from relax_core.types import Group
+
+NEEDS = frozenset(
+    {"tokens", "mask", "logprobs", "versions", "positions", "media", "trajectory", "group", "reward"}
+    | {"advantages", "weight", "units"}
+)
+
+
+class StepGroups:
+    """Iterates over the step's groups, each as its rows, in training order, as they become ready.
+
+    ``order: started`` takes them as they started, so none can exceed the bound on lag. ``order: finished`` takes them as
+    they finished; one that has become too old meanwhile is evicted and played again.
+    """
+
+    def __init__(self, system: System, step: int) -> None:
+        self.system, self.step = system, step
+        self.needs = NEEDS | (system.algorithm.needs - {"old_logprobs"})
+        self.claims: list[Claim] = []
+        self.rows: list[Row] = []
+        self.groups: list[Group] = []
+        self.started = time.perf_counter()
+        self.waited = 0.0
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Row]]:
+        config = self.system.run.config
+        several = config.updates_per_step > 1
+        if config.old == "engine":
+            async for rows in self._taken():
+                yield [_with(row, {"old_logprobs": row.columns["logprobs"]}) for row in rows]
+        elif several or "old_logprobs" in self.system.algorithm.needs:
+            for rows in await self._with_old_policy():
+                yield rows
+        else:  # one update: the policy being trained is the policy at the start of the step
+            async for rows in self._taken():
+                yield rows
+
+    async def _with_old_policy(self) -> list[list[Row]]:
+        """Log-probs of every row under the policy at the start of the step, before its first update."""
+        taken = [list(rows) async for rows in self._taken()]
+        flat = [row for rows in taken for row in rows]
+        found = await self.system.trainer.forward(flat, frozenset({"logprobs"}))
+        old = {row.id: columns["logprobs"] for row, columns in zip(flat, found, strict=True)}
+        return [[_with(row, {"old_logprobs": old[row.id]}) for row in rows] for rows in taken]
+
+    async def _taken(self) -> AsyncIterator[Sequence[Row]]:
+        config, bus = self.system.run.config, self.system.bus
+        while (missing := config.groups_per_step - len(self.groups)) > 0:
+            asked = time.perf_counter()
+            claim = await bus.claim("train", self.needs, missing, "group", self.system.holder, config.order)
+            self.waited += time.perf_counter() - asked
+            by_group: dict[str, list[Row]] = defaultdict(list)
+            for row in claim.rows:
+                by_group[row.group].append(row)
+            fresh = [g for g in claim.groups if await self._fresh(by_group[g][0].columns["group"], by_group[g])]
+            self.claims.append(replace(claim, groups=tuple(fresh), rows=tuple(r for g in fresh for r in by_group[g])))
+            for group in fresh:
+                self.groups.append(by_group[group][0].columns["group"])
+                self.rows += by_group[group]
+                if len(self.groups) == config.groups_per_step:
+                    self._announce()
+                yield by_group[group]
+
+    def _announce(self) -> None:
+        event = BatchReady(self.step, tuple(g.id for g in self.groups))
+        self.system.run.stack.hook.on_batch_ready(run=self.system.run, event=event)
+
+    async def _fresh(self, group: Group, rows: list[Row]) -> bool:
+        """Whether the group may be trained now. One that is too old never is."""
+        config = self.system.run.config
+        lag = self.step - (self.step if group.version is None else group.version)
+        if lag <= config.max_staleness:
+            return True
+        if config.order == "started":
+            raise RelaxError(f"group {group.id} lags {lag} versions behind, more than max_staleness: a fault of Relax")
+        await self.system.bus.evict(group.id)
+        self.system.give_back({row.id: row.columns for row in rows})
+        ticket = self.system.admission.evict(group.id)
+        if ticket is not None:
+            await self.system.rollout.start(ticket)
+        return False
+
+    @property
+    def ids(self) -> list[str]:
+        return [group.id for group in self.groups]
+
+    async def acknowledge(self) -> None:
+        """All rows of the step at once; they stay on the bus until a checkpoint covers it."""
+        for claim in self.claims:
+            await self.system.bus.ack(claim, retain=self.step)
+
+    def journal_entry(self, result: StepResult) -> JournalEntry:
+        from relax_core.journal import JournalEntry
+
+        return JournalEntry.of(self.step, self.groups, self.rows, result)
+
+
+def _with(row: Row, columns: dict[str, Any]) -> Row:
+    return replace(row, columns={**row.columns, **columns})
+
+
+def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict[str, Any]:
+    """Everything that is logged of a step. Keys under ``time/`` differ between equal runs, the others do not."""
+    seconds = time.perf_counter() - groups.started
+    plays = [t for group in groups.groups for t in group.trajectories]
+    lags = _lags(groups)
+    _add_totals(system, groups, result, lags)
+    counts = system.rollout.take_counts()
+    tokens = sum(lags.values())
+    metrics: dict[str, Any] = {
+        "reward": _mean([t.raw_reward for t in plays if t.raw_reward is not None]),
+        "lag/mean": sum(lag * n for lag, n in lags.items()) / tokens if tokens else 0.0,
+        "lag/max": max(lags, default=0),
+        "length/trained": _mean([t.reply_tokens for t in plays if t.error is None]),
+        "length/played": counts["tokens"] / counts["plays"] if counts["plays"] else None,
+        "plays/truncated": counts["truncated"],
+        "plays/errors": counts["errors"],
+        "plays/rewrites": counts["rewrites"],
+        "train/updates": result.updates,
+        "train/skipped": result.skipped,
+        "train/cuts": len(result.cuts),
+        "train/tokens": tokens,
+    }
+    metrics |= {f"train/{key}": value for key, value in result.metrics.items()}
+    metrics |= _by_environment(system, groups)
+    metrics |= {f"groups/{key}": value for key, value in system.admission.counters().items()}
+    metrics |= {f"rewards/{name}/failures": n for name, n in system.scorer.failures.items()}
+    metrics |= {
+        "time/step": seconds,
+        "time/wait": groups.waited,
+        "time/publish": system.totals.publish_seconds,
+        "time/tokens_per_s": tokens / seconds,
+        "time/publish_gb_per_s": system.totals.publish_bytes / system.totals.publish_seconds / 1e9,
+    }
+    return metrics
+
+
+def _by_environment(system: System, groups: StepGroups) -> dict[str, float | None]:
+    """Mean total reward, and each reward's own mean, by environment."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for group in groups.groups:
+        name = group.task.environment
+        for t in group.trajectories:
+            if t.raw_reward is not None:
+                values[f"environments/{name}/reward"].append(t.raw_reward)
+            for label, value in t.rewards.items():
+                if value is not None:
+                    values[f"environments/{name}/{label}"].append(value)
+    return {key: _mean(found) for key, found in sorted(values.items())}
+
+
+def _lags(groups: StepGroups) -> Counter[int]:
+    """Trained tokens by lag: steps between the policy that sampled and the trainer."""
+    import numpy as np
+
+    lags: Counter[int] = Counter()
+    for row in groups.rows:
+        versions = row.columns["versions"][row.columns["mask"] > 0]
+        for version, n in zip(*np.unique(versions, return_counts=True), strict=True):
+            lags[groups.step - int(version)] += int(n)
+    return lags
+
+
+def _add_totals(system: System, groups: StepGroups, result: StepResult, lags: Counter[int]) -> None:
+    totals, counts = system.totals, system.rollout.counts
+    totals.max_lag = max(totals.max_lag, max(lags, default=0))
+    for lag, n in lags.items():
+        totals.lag_tokens[str(lag)] = totals.lag_tokens.get(str(lag), 0) + n
+    totals.skipped_updates += result.skipped
+    totals.played += counts["plays"]
+    totals.played_tokens += counts["tokens"]
+    totals.trained += sum(t.error is None for g in groups.groups for t in g.trajectories)
+    totals.trained_tokens += sum(t.reply_tokens for g in groups.groups for t in g.trajectories if t.error is None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

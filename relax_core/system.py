@@ -1,0 +1,215 @@
+"""The live parts of a run: roles, bus, stages and files, assembled, restored, saved and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relax_core.admission import Admission
+from relax_core.evaluate import Evaluator, Results
+from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
+from relax_core.rollout import Player, Rollout, media_keys
+from relax_core.scoring import Scorer
+from relax_core.stages import Advantages, Score, serve
+from relax_core.storage import Storage
+from relax_core.tasks import TaskStream
+from relax_core.totals import Totals
+from relax_core.types import Version
+
+if TYPE_CHECKING:
+    from relax_core.interfaces import Algorithm, Columns, Environment
+    from relax_core.progress import Screen
+    from relax_core.run import Run
+    from relax_core.runtime import Roles, Runtime
+
+SCORE_WORKERS = 64
+"""Groups that are scored at the same time, at most."""
+
+
+class System:
+    """Built by ``assembled``. What the loop in train.py calls, and the state that a checkpoint holds."""
+
+    def __init__(self, run: Run, roles: Roles, screen: Screen) -> None:
+        config, stack = run.config, run.stack
+        self.run, self.roles, self.screen = run, roles, screen
+        self.engine, self.trainer, self.bus = roles.engine, roles.trainer, roles.bus
+        self.algorithm: Algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
+        environments = build_environments(run)
+        self.tasks = TaskStream(
+            {section.label: (environments[section.label], section.weight) for section in config.environments},
+            config.seed,
+        )
+        self.scorer = Scorer(run)
+        self.player = Player(run, roles.engine, roles.adapter, environments)
+        self.evaluator = Evaluator(run, self.player, self.scorer, environments)
+        for name, hashes in self.evaluator.held_out().items():
+            self.tasks.forbid(hashes, name)
+        self.admission = Admission(config.groups_per_step, config.max_staleness, config.max_replays)
+        self.rollout = Rollout(run, self.player, self.bus, self.admission, self.tasks)
+        self.holder = self.bus.register("train")
+        self.storage = Storage(run, roles.media.modalities)
+        self.journal, self.trajectories = self.storage.journal, self.storage.trajectories
+        self.totals = Totals()
+        self.first_step, self.lineage = 0, 0
+        self._evaluation: asyncio.Task[Results] | None = None
+        self._evaluated = 0
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """The rollout and the stages run beside the block; an error in one ends the block with that error."""
+        score = Score(self.run, self.scorer, self.bus, self.admission, self.rollout.decided, self.give_back)
+        advantages = Advantages(
+            self.algorithm, TRAINER_COLUMNS, self.run.config.groups_per_step, self.run.config.order
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                playing = group.create_task(self.rollout.serve(), name="rollout")
+                for i in range(SCORE_WORKERS):
+                    group.create_task(serve(score, self.bus, f"score-{i}"), name=f"score-{i}")
+                group.create_task(serve(advantages, self.bus, "advantages"), name="advantages")
+                yield
+                await self.end_evaluation()
+                playing.cancel()
+                await self.bus.close()
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+
+    def give_back(self, rows: Mapping[str, Columns]) -> None:
+        """Rows that are gone need their media no more."""
+        self.roles.media.release(media_keys(rows))
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    async def publish(self, number: int) -> None:
+        """Copy the trainer's weights to the engine as version ``number``; nobody samples from a half-loaded engine."""
+        start = time.perf_counter()
+        update = self.roles.transport.publish(Version(self.lineage, number), self.trainer.weights())
+        await self.engine.load_weights(update, self.run.config.interrupt)
+        seconds = time.perf_counter() - start
+        self.totals.published(seconds, update.manifest.nbytes)
+        event = WeightsPublished(update.manifest.version, seconds, update.manifest.nbytes)
+        self.run.stack.hook.on_weights_published(run=self.run, event=event)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def begin_evaluation(self, version: int) -> None:
+        """Start the sets that are due on this version; publication waits for ``end_evaluation``."""
+        if sections := self.evaluator.due(version):
+            self._evaluated = version
+            self._evaluation = asyncio.create_task(self.evaluator.evaluate(sections), name="evaluation")
+
+    async def end_evaluation(self) -> None:
+        """Wait for a running evaluation and record its results."""
+        if self._evaluation is None:
+            return
+        results = await self._evaluation
+        self._evaluation = None
+        self.totals.evaluation |= results
+        for name, values in results.items():
+            self.storage.metrics.write(
+                self._evaluated, {f"evaluation/{name}/{key}": value for key, value in values.items()}, kind="eval"
+            )
+        self.screen.evaluation(self._evaluated, results)
+        event = EvaluationEnd(self._evaluated, results)
+        self.run.stack.hook.on_evaluation_end(run=self.run, event=event)
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def log(self, version: int, metrics: Mapping[str, Any]) -> None:
+        self.storage.metrics.write(version, metrics)
+        self.screen.step(version, metrics)
+
+    def finish(self) -> None:
+        """The summary of a complete run."""
+        self.storage.write_summary(self.totals, self.admission, self.run.config.steps)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def checkpoint_due(self, version: int) -> bool:
+        """By interval, at the end, or early when rows kept for the next checkpoint fill half of the bus."""
+        config = self.run.config
+        crowded = 2 * self.bus.retained_rows > config.bus.max_rows or 2 * self.bus.bytes > config.bus.max_bytes
+        return version % config.checkpoint.every == 0 or version == config.steps or crowded
+
+    def save(self, version: int) -> None:
+        """Write everything that a continuation needs, then free the rows that it covers."""
+        with self.storage.checkpoints.write(version) as folder:
+            self.trainer.save(folder / "trainer")
+            (folder / "bus.pkl").write_bytes(pickle.dumps(self.bus.snapshot(), protocol=pickle.HIGHEST_PROTOCOL))
+            state = {
+                "step": version,
+                "lineage": self.lineage,
+                "admission": self.admission.state(),
+                "totals": self.totals.state(),
+                "callbacks": {name: c.state_dict() for name, c in self.run.stack.callbacks.items()},
+            }
+            (folder / "state.json").write_text(json.dumps(state))
+            self.run.stack.hook.on_save_checkpoint(run=self.run, event=CheckpointEvent(version, folder))
+        freed = self.bus.release(version - 1)
+        self.give_back({row.id: row.columns for row in freed})
+        self.storage.write_summary(self.totals, self.admission, version)
+
+    def restore(self, version: int, folder: Path) -> None:
+        """Continue from a checkpoint under a new lineage; files are cut back to its step."""
+        state = json.loads((folder / "state.json").read_text())
+        self.trainer.load(folder / "trainer")
+        self.admission.restore(state["admission"])
+        self.bus.restore(pickle.loads((folder / "bus.pkl").read_bytes()))
+        self._refill_media()
+        self.totals.restore(state["totals"])
+        for name, callback in self.run.stack.callbacks.items():
+            callback.load_state_dict(state["callbacks"].get(name, {}))
+        self.first_step, self.lineage = version, state["lineage"] + 1
+        self.run.stack.hook.on_load_checkpoint(run=self.run, event=CheckpointEvent(version, folder))
+
+    def _refill_media(self) -> None:
+        """Restored rows name media features by key: encode their prompts again, which makes equal ones."""
+        for row in self.bus.held_rows():
+            if row.columns["media"]:
+                trajectory = row.columns["trajectory"]
+                self.roles.adapter.encode([m for turn in trajectory.turns for m in (*turn.prompt, turn.reply)][:-1])
+                self.roles.media.retain(media_keys({row.id: row.columns}))
+
+
+TRAINER_COLUMNS = frozenset({"old_logprobs"})
+"""Columns that the training step itself makes, at its start."""
+
+
+def build_environments(run: Run) -> dict[str, Environment]:
+    return {
+        section.label: run.stack.build("environments", section, where=f"environments.{i}")
+        for i, section in enumerate(run.config.environments)
+    }
+
+
+@asynccontextmanager
+async def assembled(run: Run, screen: Screen) -> AsyncIterator[System]:
+    """Start the runtime's roles and restore the newest checkpoint; everything is ended again at the end."""
+    runtime: Runtime = run.stack.build("runtimes", run.config.runtime, where="runtime")
+    try:
+        system = System(run, await runtime.start(run), screen)
+        newest = system.storage.checkpoints.newest(screen.note)
+        if newest is not None:
+            system.restore(*newest)
+            screen.note(f"resuming {run.directory} after step {newest[0]}")
+        system.storage.cut_back(system.first_step)
+        system.totals.start_clock()
+        screen.start(system.first_step)
+        yield system
+    finally:
+        await runtime.stop()
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -1,0 +1,1 @@
+"""Tiny omni-modal models of the real architecture for Relax."""

@@ -1,0 +1,1 @@
+"""A starting point for a Relax plugin."""
