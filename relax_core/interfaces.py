@@ -21,6 +21,7 @@ from relax_core.types import (
     Encoded,
     Group,
     MediaKind,
+    MediaPart,
     MediaRef,
     Message,
     Sampling,
@@ -50,7 +51,9 @@ Interrupt = Literal["continue", "abort", "drain"]
 class ComponentConfig(BaseModel):
     """Base of every component's settings: strict, frozen, unknown keys refused. Document a field under the field."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Configurable:
         return ()
 
 
-# --- what a user of Relax writes -------------------------------------------------------------------------------------
+# --- what a user of Relax writes -----------------------------------------------------------------------------------
 
 
 class Environment(Configurable, ABC):
@@ -89,6 +92,17 @@ class Environment(Configurable, ABC):
     @abstractmethod
     def tasks(self, split: Literal["train", "eval"]) -> Sequence[Task]:
         """The tasks of a split, in a fixed order (a lazy sequence is fine). Ids are unique in the environment."""
+
+    @property
+    def bad_rows(self) -> Sequence[str]:
+        """One line for each row of data that was left out; complete once ``tasks`` was called."""
+        return ()
+
+    def verify(self, decode: Callable[[MediaPart], object]) -> None:
+        """Decode every medium of every task, and move tasks with an unreadable one to ``bad_rows``.
+
+        ``decode`` raises DataError for such a medium. The default trusts its media.
+        """
 
     async def play(self, task: Task, chat: Chat) -> None:
         """Attempt the task once. The default asks once and is done."""
@@ -102,7 +116,7 @@ class Reward(Configurable, ABC):
     async def __call__(self, trajectory: Trajectory) -> float | None:
         """The reward of one trajectory."""
 
-    async def score_group(self, group: Group) -> list[float | None | BaseException]:
+    async def score_group(self, group: Group) -> list[float | BaseException | None]:
         """The rewards of a group's trajectories, in order; override it to compare them with each other."""
         import asyncio
 
@@ -172,7 +186,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What the trainer computed for a batch, with gradient; absent (None) unless the algorithm's ``outputs`` names it."""
+    """What the trainer computed for a batch, with gradient; None unless the algorithm's ``outputs`` names it."""
 
     logprobs_BT: torch.Tensor
     entropy_BT: torch.Tensor | None = None
@@ -214,7 +228,7 @@ class Algorithm(Configurable, ABC):
     def loss(self, batch: Batch, outputs: Outputs) -> Loss: ...
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- models --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +242,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The past stands; ``new`` holds only the tokens between two samplings (media starts count from the row's start)."""
+    """The past stands; ``new`` holds only the tokens between two samplings (media start at the row's start)."""
 
     new: Encoded
 
@@ -313,7 +327,7 @@ class Modality(Configurable, ABC):
     def restore(self, content: bytes) -> Decoded: ...
 
 
-# --- sampling ----------------------------------------------------------------------------------------------------------
+# --- sampling ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +391,7 @@ class Engine(Configurable, ABC):
         """Gauges such as running and waiting requests; raises EngineError when the engine is dead."""
 
 
-# --- training -----------------------------------------------------------------------------------------------------------
+# --- training ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +450,7 @@ class Transport(Configurable, ABC):
         """Free what ``publish`` allocated."""
 
 
-# --- running ------------------------------------------------------------------------------------------------------------
+# --- running -------------------------------------------------------------------------------------------------------
 
 
 class Stage(ABC):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relax_core.types import MEDIA_KINDS, MediaKind
+
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import ModelAdapter
+    from relax_core.interfaces import Modality, ModelAdapter
     from relax_core.media import MediaStore
     from relax_core.plugins import Stack
 
@@ -34,11 +36,20 @@ def rebuild(resolved: Mapping[str, Any]) -> Run:
     return Run(config, config.runs / config.name, stack)
 
 
+def build_modalities(run: Run) -> dict[MediaKind, Modality]:
+    """One decoder for each kind of medium: the built-in ones, replaced by those the run file names."""
+    from relax_core.config.schema import ComponentSection
+
+    built_in = [ComponentSection(id=kind) for kind in MEDIA_KINDS.values()]
+    named = run.config.modalities
+    sections = [("modalities", s) for s in built_in] + [(f"modalities.{i}", s) for i, s in enumerate(named)]
+    found = [run.stack.build("modalities", section, where=where) for where, section in sections]
+    return {modality.kind: modality for modality in found}
+
+
 def build_adapter(run: Run) -> tuple[ModelAdapter, MediaStore]:
     """The model adapter of a process, with the media store that it fills."""
     from relax_core.media import MediaStore
 
-    sections = run.stack.components("modalities")
-    modalities = {kind: run.stack.build_default("modalities", kind) for kind in sections}
-    media = MediaStore(modalities, max_bytes=MEDIA_BYTES)
+    media = MediaStore(build_modalities(run), max_bytes=MEDIA_BYTES)
     return run.stack.build("models", run.config.model, media, where="model"), media

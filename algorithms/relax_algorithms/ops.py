@@ -77,7 +77,7 @@ def entropy_bonus(entropy_BT: Tensor, coefficient: float, mask_BT: Tensor) -> Te
 
 
 # --- Kullback-Leibler divergence --------------------------------------------------------------------------------------
-# Estimates of KL(p || q) from tokens sampled by p, with d = log p - log q (Schulman 2020, "Approximating KL divergence").
+# Estimates of KL(p || q) from tokens sampled by p, with d = log p - log q (Schulman, Approximating KL Divergence, 2020)
 
 
 def k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The run file's own fields. Sections with an ``id`` belong to components and are validated by the Config it selects."""
+"""The run file's own fields. Sections with an ``id`` belong to components: the Config it selects validates them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 class Section(BaseModel):
     """A part of the run file: strict, frozen, unknown keys refused."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ComponentSection(Section):
@@ -122,7 +124,7 @@ class RunConfig(Section):
     runs: Path = Path("runs")
     """Where run directories live."""
     plugins: tuple[str, ...] = ()
-    """Entry points of group ``relax.plugins`` to activate, in the order in which their hooks run; the built-in suites always are."""
+    """Plugins to activate, in the order in which their hooks run; the built-in suites always are active."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of every draw and of random initial weights."""
     steps: PositiveInt
@@ -150,6 +152,8 @@ class RunConfig(Section):
     rewards: Annotated[tuple[RewardSection, ...], Field(min_length=1)]
     algorithm: ComponentSection
     sampling: SamplingSection = SamplingSection()
+    modalities: tuple[ComponentSection, ...] = ()
+    """Decoders with settings of their own; one replaces the built-in decoder (image, audio, video) of its kind."""
     engine: ComponentSection = ComponentSection(id="torch")
     trainer: ComponentSection = ComponentSection(id="torch")
     transport: ComponentSection | None = None
@@ -162,3 +166,5 @@ class RunConfig(Section):
     bus: BusSection = BusSection()
     journal: JournalSection = JournalSection()
     trajectories: TrajectoriesSection = TrajectoriesSection()
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Written into the resolved file: active plugin -> distribution and version. Others are refused when it is read."""

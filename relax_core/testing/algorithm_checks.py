@@ -31,13 +31,15 @@ TOLERANCE = 1e-6
 def check_algorithm(algorithm: Algorithm, *, policy_gradient: bool = True) -> None:
     """Raise AssertionError, saying what is wrong, unless the algorithm keeps its promises.
 
-    Its columns are well formed; its loss does not depend on how rows are cut into micro-batches, on padding, or on what
-    stands at masked tokens; and, for a policy gradient, its gradient at ratio 1 is -A x grad log p.
+    Its columns are well formed; its loss does not depend on how rows are cut into micro-batches, on padding, on what
+    stands at masked tokens, or on untrained rows; and, as a policy gradient, its gradient at ratio 1 is
+    -A x grad log p. Distillation and the like pass ``policy_gradient=False``.
     """
     check_columns(algorithm)
     check_streaming(algorithm)
     check_cuts(algorithm)
     check_masked(algorithm)
+    check_untrained(algorithm)
     if policy_gradient:
         check_ratio_one(algorithm)
 
@@ -104,19 +106,34 @@ def check_masked(algorithm: Algorithm) -> None:
         assert_equal(changed, plain, f"{garbage} at masked tokens")
 
 
+def check_untrained(algorithm: Algorithm) -> None:
+    """Rows without a share count nowhere; with no other rows, loss and metrics are finite and there is no gradient."""
+    import numpy as np
+
+    rows = example_rows(algorithm)
+    trained = [row for row in rows if row.columns["weight"]]
+    untrained = [row for row in rows if not row.columns["weight"]]
+    assert_equal(evaluate(algorithm, trained), evaluate(algorithm, rows), "without the untrained rows")
+    nothing = evaluate(algorithm, untrained)
+    assert nothing.loss == 0, f"the loss of untrained rows is {nothing.loss}, not 0"
+    assert np.isfinite([*nothing.metrics.values()]).all(), (
+        f"metrics of untrained rows are not finite: {nothing.metrics}"
+    )
+
+
 def check_ratio_one(algorithm: Algorithm) -> None:
     """Where engine, old and trained policy agree, each log-prob's gradient is -A x weight, and 0 at masked tokens."""
     import numpy as np
 
-    rows = [Row(row.id, row.group, _on_policy(row.columns)) for row in example_rows(algorithm)]
-    expected = [-row.columns["advantages"] * row.columns["weight"] for row in rows]
+    rows = [Row(row.id, row.group, _on_policy(row.columns)) for row in example_rows(algorithm) if row.columns["weight"]]
     units = sum(row.columns["units"] for row in rows)
+    expected = np.concatenate(
+        [_window(row, -row.columns["advantages"] * row.columns["weight"] / units) for row in rows]
+    )
     for old in (True, False):
         found = evaluate(algorithm, rows, old=old).gradients["logprobs"]
-        difference = np.abs(
-            found - np.concatenate([_window(row, e) for row, e in zip(rows, expected, strict=True)]) / units
-        )
-        assert difference.max() < TOLERANCE, f"at ratio 1 a gradient is off -A x grad log p by {difference.max():.2e}"
+        error = np.abs(found - expected).max()
+        assert error < TOLERANCE, f"at ratio 1 a gradient is off -A x grad log p by {error:.2e}"
 
 
 def _on_policy(columns: Columns) -> Columns:
@@ -124,12 +141,12 @@ def _on_policy(columns: Columns) -> Columns:
     return {name: columns["policy_logprobs"] if name.endswith("logprobs") else v for name, v in columns.items()}
 
 
-# --- one optimizer update on examples -----------------------------------------------------------------------------------
+# --- one optimizer update on examples ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The loss of an update, divided by its units, and its gradient by output: all windows one after the other."""
+    """The loss of an update, divided by its units, and its gradient by output: trained rows' windows in a line."""
 
     loss: float
     gradients: Mapping[str, NDArray[np.float32]]
@@ -153,7 +170,7 @@ def evaluate(
     import numpy as np
     import torch
 
-    loss, units = 0.0, sum(row.columns["units"] for row in rows)
+    loss, units = 0.0, sum(row.columns["units"] for row in rows) or 1.0
     gradients: dict[str, list[NDArray[np.float32]]] = {name: [] for name in algorithm.outputs}
     metrics: dict[str, tuple[float, float]] = {}
     for start in range(0, len(rows), size or len(rows)):
@@ -167,7 +184,9 @@ def evaluate(
         for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
             full = (torch.zeros_like(leaf) if gradient is None else gradient).numpy() / units
             assert not full[~batch.mask_BT.numpy()].any(), f"a masked token gets a gradient of its {name}"
-            gradients[name] += [full[i, : len(_window(row, row.columns["mask"]))] for i, row in enumerate(cut)]
+            assert not full[batch.weight_B.numpy() == 0].any(), f"an untrained row gets a gradient of its {name}"
+            lengths = [len(_window(row, row.columns["mask"])) if row.columns["weight"] else 0 for row in cut]
+            gradients[name] += [row[:length] for row, length in zip(full, lengths, strict=True)]
         loss += result.total.item() / units
         for name, (total, count) in result.metrics.items():
             assert not total.requires_grad and not count.requires_grad, f"metric {name} is not detached"
@@ -232,58 +251,65 @@ def _padded(rows: Sequence[Row], name: str, mask_BT: torch.Tensor, garbage: floa
     return torch.where(mask_BT, values_BT, garbage)
 
 
-# --- examples -----------------------------------------------------------------------------------------------------------
+# --- examples ---------------------------------------------------------------------------------------------------------
 
-_EXAMPLES: tuple[tuple[tuple[float | None, tuple[str, ...]], ...], ...] = (
-    ((1.0, ("..#",)), (0.0, (".##", "..###")), (0.5, (".####",)), (None, (".##.###",))),
-    ((1.0, (".######",)), (0.25, ("..",)), (0.0, (".###.####",)), (1.0, (".########",))),
-)
-"""Two tasks of four members each, (reward, rows); a row's tokens: ``#`` sampled, ``.`` not.
-
-Among them: one token, a trajectory of two rows, an abstention, a row without a sampled token, observations in between.
-"""
+_EXAMPLES: dict[str, list[tuple[float | None, list[str]]]] = {
+    "task-0": [(1.0, ["..#"]), (0.0, [".##", "..###"]), (0.5, [".####"]), (None, [".##.###"])],
+    "task-1": [(1.0, [".######"]), (0.25, [".."]), (0.0, [".###.####"]), (1.0, [".########"])],
+}
+"""A single token, a trajectory of two rows, an abstention, a row without a sampled token, observations in between."""
 
 
 def example_groups(needs: frozenset[str] = frozenset()) -> list[ScoredGroup]:
-    """Two scored groups with columns of random numbers, the ones named in ``needs`` included; equal at every call."""
-    return [
-        ScoredGroup(
-            f"task-{g}@0",
-            Task(f"task-{g}", ()),
-            [
-                Member(
-                    reward,
-                    {"example": reward},
-                    [
-                        Row(f"task-{g}@0/{m}/{s}", f"task-{g}@0", _columns(row, needs, g, m, s))
-                        for s, row in enumerate(rows)
-                    ],
-                )
-                for m, (reward, rows) in enumerate(members)
-            ],
-        )
-        for g, members in enumerate(_EXAMPLES)
-    ]
+    """Two tasks of four members each, with every column named in ``needs``; equal at every call."""
+    return [scored_group(name, members, needs) for name, members in _EXAMPLES.items()]
 
 
-def _columns(tokens: str, needs: frozenset[str], *key: int) -> Columns:
-    import numpy as np
+def scored_group(
+    name: str, members: Sequence[tuple[float | None, Sequence[str]]], needs: frozenset[str] = frozenset()
+) -> ScoredGroup:
+    """A group from each member's reward and rows. A row is drawn: ``#`` a sampled token, ``.`` another one.
 
-    random = keys.generator(0, "algorithm checks", *key)
-    mask = np.array([token == "#" for token in tokens], dtype=np.int8)
-    policy = -random.exponential(1.0, len(mask))
-    columns: dict[str, Any] = {"tokens": random.integers(0, 50, len(mask)).astype(np.int32), "mask": mask}
-    for name in ("policy_logprobs", "logprobs", "old_logprobs", *sorted(needs)):  # policies that differ by some 30 %
-        shift = 0.0 if name == "policy_logprobs" else random.normal(0.0, 0.3, len(mask))
-        columns[name] = (policy + shift).astype(np.float32)
-    columns["policy_entropy"] = random.exponential(1.0, len(mask)).astype(np.float32)
-    columns["policy_values"] = random.normal(0.0, 1.0, len(mask)).astype(np.float32)
-    return columns
+    Its numbers are random, but a function of its id: row ids are ``<name>/<member>/<row>``.
+    """
+    return ScoredGroup(
+        name,
+        Task(name, ()),
+        [
+            Member(
+                reward,
+                {"example": reward},
+                [Row(f"{name}/{m}/{s}", name, _columns(row, needs, f"{name}/{m}/{s}")) for s, row in enumerate(rows)],
+            )
+            for m, (reward, rows) in enumerate(members)
+        ],
+    )
 
 
-def example_rows(algorithm: Algorithm) -> list[Row]:
-    """The rows of ``example_groups`` with the columns that the algorithm's ``advantages`` makes."""
-    groups = example_groups(algorithm.needs)
+def example_rows(algorithm: Algorithm, groups: Sequence[ScoredGroup] | None = None) -> list[Row]:
+    """The rows of the groups (default: ``example_groups``) with the columns that the algorithm makes."""
+    groups = example_groups(algorithm.needs) if groups is None else groups
     made = algorithm.advantages(groups)
     rows = [row for group in groups for member in group.members for row in member.rows]
     return [Row(row.id, row.group, {**row.columns, **made[row.id]}) for row in rows]
+
+
+def _columns(drawing: str, needs: frozenset[str], row: str) -> Columns:
+    import numpy as np
+
+    def numbers(name: str) -> NDArray[np.float32]:
+        """In [0, 1); from the core's own stream, which no version of a library changes."""
+        start = keys.stream(0, "algorithm checks", row, name)
+        return np.array([keys.uniform(start, position) for position in range(len(drawing))], dtype=np.float32)
+
+    policy = np.log(0.05 + 0.9 * numbers("policy_logprobs"))
+    columns: dict[str, Any] = {
+        "tokens": (50 * numbers("tokens")).astype(np.int32),
+        "mask": np.array([token == "#" for token in drawing], dtype=np.int8),
+        "policy_logprobs": policy,
+        "policy_entropy": 2 * numbers("policy_entropy"),
+        "policy_values": 2 * numbers("policy_values") - 1,
+    }
+    for name in {"logprobs", "old_logprobs", *needs}:  # other policies: ratios from 0.6 to 1.6
+        columns[name] = policy + numbers(name) - 0.5
+    return columns

@@ -1,0 +1,70 @@
+"""From a run file to a run that may start: everything checked, its directory claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from relax_core.atomic import write_file
+from relax_core.check_deep import deep_problems
+from relax_core.check import static_problems
+from relax_core.config.resolve import load, resolved
+from relax_core.config.yaml import read
+from relax_core.errors import ConfigError
+from relax_core.run import Run
+
+MAY_CHANGE = frozenset({"steps", "checkpoint", "journal", "trajectories", "bus", "runs", "versions"})
+"""Fields in which a resumed run may differ from what its directory was made with."""
+
+
+def prepare(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    report: Callable[[str], None] = print,
+    installed: Sequence[EntryPoint] | None = None,
+) -> Run:
+    """Read, check (statically, then deeply) and claim the run's directory. Raises RelaxError; then nothing was started.
+
+    ``installed``: the entry points to choose plugins from; default: those of the installed distributions.
+    """
+    config, stack = load(path, overrides, installed=installed)
+    run = Run(config, config.runs / config.name, stack)
+    problems = [*static_problems(run, report)] or [*deep_problems(run, report)]
+    if problems:
+        raise ConfigError(*problems)
+    claim(run)
+    for i, section in enumerate(config.callbacks):
+        stack.add_callback(stack.build("callbacks", section, where=f"callbacks.{i}"), f"callbacks.{i}")
+    return run
+
+
+def claim(run: Run) -> None:
+    """Write ``config.yaml`` into the run's directory. A run that is there already must have the same settings."""
+    wanted = resolved(run.config, run.stack)
+    file = run.directory / "config.yaml"
+    if file.exists():
+        changed = [line for line in differences(read(file), wanted) if line.split(".")[0] not in MAY_CHANGE]
+        if changed:
+            raise ConfigError(
+                f"{run.directory}: holds a run with other settings ({'; '.join(changed[:3])}"
+                f"{' ...' if len(changed) > 3 else ''}): choose another name=..., or remove the directory"
+            )
+    run.directory.mkdir(parents=True, exist_ok=True)
+    write_file(file, yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True).encode())
+
+
+def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    """``path: old -> new`` for each value in which two resolved run files differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys([*old, *new]):
+            yield from differences(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for i, (a, b) in enumerate(zip(old, new, strict=True)):
+            yield from differences(a, b, f"{where}.{i}")
+    elif old != new:
+        yield f"{where}: {old!r} -> {new!r}"
