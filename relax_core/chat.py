@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relax_core.interfaces import Request, Rewritten
+from relax_core.keys import stream, uniform
 from relax_core.types import (
     DrawKey,
     Encoded,
@@ -44,8 +45,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Who is playing: the play's key (task, attempt, member), its place in the queue, and its pool."""
+    """Who is playing: the play's key (seed, task, attempt, member), its place in the queue, and its pool."""
 
+    seed: int
     task: str
     attempt: int
     member: int
@@ -73,20 +75,29 @@ class Chat:
         self.rewrites: list[str] = []
         """Why a new sample had to be started, each time it was."""
 
-    async def __call__(self, *content: Message | str) -> Reply:
-        """Append messages (text is a user's) and sample the next reply.
+    async def __call__(self, *content: Message | str, max_new_tokens: int | None = None) -> Reply:
+        """Append messages (text is a user's) and sample the next reply, of at most ``max_new_tokens`` if given.
 
         Raises DataError for media or templates that do not fit, EngineError when the engine cannot serve it.
         """
         new = [message("user", c) if isinstance(c, str) else c for c in content]
         self._say(new)
         sample = self.samples[-1]
-        ids, stop = await self._sample(sample)
+        ids, stop = await self._sample(sample, self._limited(max_new_tokens))
         text = self._adapter.decode(ids)
         reply = Message("assistant", (Text(text),))
         self.history.append(reply)
         self.turns.append(Turn(tuple(new), reply, stop, len(ids)))
         return Reply(text, stop, len(ids))
+
+    def random(self, *names: str | int) -> float:
+        """A number in [0, 1) of this play's own, the same whenever it is played again: give each draw another name."""
+        seat = self._seat
+        return uniform(stream(seat.seed, "play", seat.task, seat.attempt, seat.member, *names), 0)
+
+    def _limited(self, max_new_tokens: int | None) -> Sampling:
+        limit = self._sampling.max_new_tokens
+        return replace(self._sampling, max_new_tokens=min(limit, max_new_tokens or limit))
 
     def _say(self, new: list[Message]) -> None:
         """Bring the tokens up to the next sampling."""
@@ -115,7 +126,7 @@ class Chat:
         sample.positions = _joined(sample.positions, observed.positions)
         self.keep([ref.key for ref in observed.media])
 
-    async def _sample(self, sample: Sample) -> tuple[list[int], Stop]:
+    async def _sample(self, sample: Sample, sampling: Sampling) -> tuple[list[int], Stop]:
         """Draw one turn; an aborted one goes on from its prefix under the same key, whatever the weights are then."""
         start = len(sample.ids)
         key = DrawKey(self._seat.task, self._seat.attempt, self._seat.member, len(self.turns))
@@ -123,7 +134,7 @@ class Chat:
             id="/".join(map(str, (*key, self._seat.pool))),
             key=key,
             prompt=Encoded(list(sample.ids), sample.media, sample.positions),
-            sampling=self._sampling,
+            sampling=sampling,
             order=(*self._seat.order, self._seat.member, len(self.turns)),
             pool=self._seat.pool,
         )

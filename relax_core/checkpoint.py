@@ -131,7 +131,7 @@ class Checkpoints:
     def newest(self, report: Callable[[str], None] | None = None) -> tuple[int, Path] | None:
         """The newest complete checkpoint whose every file is as written, or None.
 
-        Each newer one that is not gives one line to ``report``: what is wrong with which file, and what is used instead.
+        Each newer one that is not gives ``report`` one line: what is wrong with which file, what is used instead.
         """
         return self._newest(self.steps(), report)
 

@@ -11,7 +11,14 @@ class RelaxError(Exception):
 
 
 class ConfigError(RelaxError):
-    """A run file, an override or a combination of settings that cannot work; raised before any work."""
+    """A run file, an override or a combination of settings that cannot work; raised before any work.
+
+    ``problems``: one line each, when several things are wrong at once.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
 
 
 class PluginError(RelaxError):

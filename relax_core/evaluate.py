@@ -6,19 +6,21 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.chat import Seat
 from relax_core.errors import ConfigError
 from relax_core.rollout import sampling_of
-from relax_core.types import Encoded, Group, Task, Trajectory, content_hash
+from relax_core.types import Encoded, Group, Sampling, Task, Trajectory, content_hash
 
 if TYPE_CHECKING:
-    from relax_core.config.schema import EvaluationSection
+    from relax_core.config.schema import EvaluationSection, RunConfig
     from relax_core.interfaces import Environment
     from relax_core.rollout import Player
     from relax_core.run import Run
     from relax_core.scoring import Scorer
+    from relax_core.screen import Screen
 
 Results = dict[str, dict[str, float]]
 
@@ -55,8 +57,7 @@ class Evaluator:
         places = asyncio.Semaphore(AT_ONCE)
         found = await asyncio.gather(*(self._play_set(section, places) for section in sections))
         return {
-            section.name: summarize(groups, section, self.run)
-            for section, groups in zip(sections, found, strict=True)
+            section.name: summarize(groups, section, self.run) for section, groups in zip(sections, found, strict=True)
         }
 
     async def _play_set(self, section: EvaluationSection, places: asyncio.Semaphore) -> list[Group]:
@@ -64,12 +65,10 @@ class Evaluator:
             *(self._play_task(section, i, task, places) for i, task in enumerate(self.sets[section.name]))
         )
 
-    async def _play_task(
-        self, section: EvaluationSection, place: int, task: Task, places: asyncio.Semaphore
-    ) -> Group:
+    async def _play_task(self, section: EvaluationSection, place: int, task: Task, places: asyncio.Semaphore) -> Group:
         encoded: dict[Any, Encoded] = {}
         order = (self.run.config.evaluation.index(section), place)
-        seats = [Seat(task.id, 0, member, order, "eval") for member in range(section.n)]
+        seats = [Seat(self.run.config.seed, task.id, 0, member, order, "eval") for member in range(section.n)]
         group = Group(task.id, place, task, 0)
         group.trajectories = await asyncio.gather(*(self._play(section, task, s, places, encoded) for s in seats))
         await self.scorer.score(group)
@@ -81,13 +80,47 @@ class Evaluator:
         async with places:
             self.player.engine.enter("eval")
             try:
-                trajectory, chat = await self.player.play(
-                    task, seat, sampling_of(section.sampling), section.name, encoded
-                )
+                sampling = sampling_for(section, self.run.config)
+                trajectory, chat = await self.player.play(task, seat, sampling, section.name, encoded)
                 chat.close()
                 return trajectory
             finally:
                 self.player.engine.leave("eval")
+
+
+def main(target: Path, overrides: Sequence[str] = ()) -> int:
+    """``relax eval``: play every evaluation set on the newest checkpoint of a run. Returns the exit code.
+
+    ``target``: a run's directory or its run file. Nothing in the run's directory is changed.
+    """
+    from relax_core.config.resolve import load
+    from relax_core.progress import results_table
+    from relax_core.run import Run
+    from relax_core.screen import Screen
+
+    config, stack = load(target / "config.yaml" if target.is_dir() else target, overrides)
+    if not config.evaluation:
+        raise ConfigError(f"{target}: evaluation is empty: list the sets to play")
+    run = Run(config, config.runs / config.name, stack)
+    with Screen(run) as screen:
+        results = asyncio.run(_evaluate_newest(run, screen))
+        screen.console.print(results_table(results))
+    return 0
+
+
+async def _evaluate_newest(run: Run, screen: Screen) -> Results:
+    from relax_core.system import assembled
+
+    async with assembled(run, screen, readonly=True) as system:
+        await system.publish(system.first_step)
+        return await system.evaluator.evaluate(run.config.evaluation)
+
+
+def sampling_for(section: EvaluationSection, run: RunConfig) -> Sampling:
+    """How a set is sampled: as it says, or greedily with the run's limits."""
+    if section.sampling is None:
+        return replace(sampling_of(run.sampling), temperature=0.0)
+    return sampling_of(section.sampling)
 
 
 def _tasks(section: EvaluationSection, environment: Environment) -> list[Task]:

@@ -404,16 +404,25 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``skipped`` counts updates in which nothing was left to train; ``cuts`` are the row ids of each micro-batch."""
+    """``skipped`` counts updates with nothing left to train; ``cuts``: row ids of each micro-batch, and ``last``."""
 
     metrics: Mapping[str, float]
     updates: int
     skipped: int
-    cuts: Sequence[Sequence[str]]
+    cuts: Sequence[tuple[Sequence[str], bool]]
 
 
 class Trainer(Configurable, ABC):
     """Computes gradients. It does not know the algorithm beyond its loss."""
+
+    @property
+    @abstractmethod
+    def budget(self) -> int:
+        """Tokens of a micro-batch, at most, as ``cost`` counts them."""
+
+    @abstractmethod
+    def cost(self, rows: Sequence[Row]) -> int:
+        """Tokens that a micro-batch of these rows computes, padding included."""
 
     @abstractmethod
     async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:

@@ -54,7 +54,8 @@ def uniforms(starts: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArr
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    found: NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return found
 
 
 def generator(seed: int, *parts: Any) -> np.random.Generator:

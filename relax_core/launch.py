@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from relax_core.atomic import write_file
-from relax_core.check_deep import deep_problems
 from relax_core.check import static_problems
+from relax_core.check_deep import deep_problems
 from relax_core.config.resolve import load, resolved
 from relax_core.config.yaml import read
 from relax_core.errors import ConfigError

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class Player:
     """Plays one member of one task; what goes wrong in a play becomes data of its trajectory."""
 
-    def __init__(self, run: Run, engine: Engine, adapter: ModelAdapter, environments: Mapping[str, Environment]) -> None:
+    def __init__(
+        self, run: Run, engine: Engine, adapter: ModelAdapter, environments: Mapping[str, Environment]
+    ) -> None:
         self.run, self.engine, self.adapter, self.environments = run, engine, adapter, environments
 
     async def play(
@@ -74,7 +76,7 @@ class Rollout:
         self.counts: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self._failed_in_a_row = 0
-        self._undecided: set[str] = set()
+        self._at_work: dict[str, int] = {}  # members that still play, by group; see ``decided``
         self._plays: set[asyncio.Task[None]] = set()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -105,17 +107,21 @@ class Rollout:
         task = self.tasks[ticket.position]
         group = Group(ticket.group, ticket.serial, task, ticket.attempt)
         await self.bus.open_group(group.id, group.serial, task, self.holder)
-        self._undecided.add(group.id)
-        self.engine.enter("train")
+        self._at_work[group.id] = self.run.config.group_size
+        for _ in range(self.run.config.group_size):
+            self.engine.enter("train")
         self.run.stack.hook.on_group_start(run=self.run, event=GroupEvent(group))
         play = asyncio.create_task(self._play(group), name=f"play {group.id}")
         self._plays.add(play)
         play.add_done_callback(self._ended)
 
     def decided(self, group: str) -> None:
-        """The group is scored, filtered or failed: nothing more will be sampled because of it."""
-        if group in self._undecided:
-            self._undecided.remove(group)
+        """The group is scored, filtered or failed: nothing more will be sampled because of it.
+
+        The last member to end its play stays entered until then: a filtered group is replaced by another one, which a
+        deterministic engine must wait for.
+        """
+        if self._at_work.pop(group, None) is not None:
             self.engine.leave("train")
 
     async def _wait_open(self) -> None:
@@ -136,9 +142,8 @@ class Rollout:
         sampling = sampling_of(self.run.config.sampling)
         plays = []
         for member in range(self.run.config.group_size):
-            seat = Seat(group.task.id, group.attempt, member, (group.serial,))
-            self.engine.enter("train")
-            plays.append(asyncio.create_task(self._member(group.task, seat, sampling, encoded)))
+            seat = Seat(self.run.config.seed, group.task.id, group.attempt, member, (group.serial,))
+            plays.append(asyncio.create_task(self._member(group, seat, sampling, encoded)))
         try:
             played = await asyncio.gather(*plays)
         finally:
@@ -152,11 +157,15 @@ class Rollout:
             for _, chat in played:
                 chat.close()
 
-    async def _member(self, task: Task, seat: Seat, sampling: Sampling, encoded: dict[Any, Encoded]) -> Any:
+    async def _member(
+        self, group: Group, seat: Seat, sampling: Sampling, encoded: dict[Any, Encoded]
+    ) -> tuple[Trajectory, Chat]:
         try:
-            return await self.player.play(task, seat, sampling, None, encoded)
+            return await self.player.play(group.task, seat, sampling, None, encoded)
         finally:
-            self.engine.leave("train")
+            self._at_work[group.id] -= 1
+            if self._at_work[group.id]:
+                self.engine.leave("train")
 
     async def _deliver(self, group: Group) -> None:
         rows = rows_of(group)
@@ -229,4 +238,3 @@ def _columns(sample: Sample, trajectory: Trajectory, group: Group) -> Columns:
 def media_keys(rows: Mapping[str, Columns]) -> list[str]:
     """One entry for each use of a medium's features by a row."""
     return [ref.key for columns in rows.values() for ref in columns["media"]]
-

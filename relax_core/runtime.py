@@ -1,4 +1,4 @@
-"""Runtimes place roles. ``local``: one machine, an in-memory bus, the trainer here, the engine here or in its own process."""
+"""Runtimes place roles. ``local``: one machine, an in-memory bus, the engine in this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -98,4 +98,5 @@ class EngineBuilder:
 
         run = rebuild(self.resolved)
         adapter, media = build_adapter(run)
-        return run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine"), media
+        engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
+        return engine, media

@@ -41,7 +41,9 @@ class Scorer:
             parts = [weights[name] * v for name, v in trajectory.rewards.items() if v is not None]
             trajectory.raw_reward = trajectory.reward = sum(parts) if parts else None
 
-    async def _values(self, section: RewardSection, reward: Reward, valid: list[Trajectory], group: Group) -> list[float | None]:
+    async def _values(
+        self, section: RewardSection, reward: Reward, valid: list[Trajectory], group: Group
+    ) -> list[float | None]:
         try:
             found = await reward.score_group(replace(group, trajectories=valid))
             if len(found) != len(valid):
@@ -50,16 +52,18 @@ class Scorer:
             found = [error] * len(valid)
         return [self._value(section.label, value) for value in found]
 
-    def _value(self, name: str, value: float | None | BaseException) -> float | None:
+    def _value(self, name: str, value: float | BaseException | None) -> float | None:
         if value is None:
             return None
         if isinstance(value, Exception):
-            return self._failed(name, f"{type(value).__name__}: {value}")
+            self._failed(name, f"{type(value).__name__}: {value}")
+            return None
         if isinstance(value, BaseException):
             raise value  # a cancelled task is no reward of 0
         number = float(value)
         if not math.isfinite(number):
-            return self._failed(name, f"the value {number}")
+            self._failed(name, f"the value {number}")
+            return None
         return number
 
     def _failed(self, name: str, reason: str) -> None:

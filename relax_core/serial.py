@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ Load = Callable[[MediaKind, str], Decoded]
 MEDIA_TYPES: dict[MediaKind, type[Image] | type[Audio] | type[Video]] = {"image": Image, "audio": Audio, "video": Video}
 
 
-# --- JSON text ----------------------------------------------------------------------------------------------------------
+# --- JSON text --------------------------------------------------------------------------------------------------------
 
 
 def dumps(value: Any) -> bytes:
@@ -61,7 +62,7 @@ def dumps(value: Any) -> bytes:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-# --- any value ----------------------------------------------------------------------------------------------------------
+# --- any value --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def fields(data: Mapping[str, Any], where: str, names: Collection[str]) -> tuple
     return tuple(data[name] for name in names)
 
 
-# --- media --------------------------------------------------------------------------------------------------------------
+# --- media ------------------------------------------------------------------------------------------------------------
 
 
 class Stored(Decoded):
@@ -180,11 +181,11 @@ class Stored(Decoded):
         return self._found
 
     @property
-    def data(self) -> NDArray[Any]:  # type: ignore[override]
+    def data(self) -> NDArray[Any]:
         return self.loaded().data
 
     @property
-    def rate(self) -> float | None:  # type: ignore[override]
+    def rate(self) -> float | None:
         return self.loaded().rate
 
     def __repr__(self) -> str:
@@ -213,7 +214,7 @@ def _medium_from_json(data: Mapping[str, Any], load: Load) -> MediaPart:
     return make(Stored(data["type"], data["hash"], load))
 
 
-# --- messages -----------------------------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 def message_to_json(message: Message, decode: Decode) -> dict[str, Any]:
@@ -251,7 +252,7 @@ def part_from_json(data: Mapping[str, Any], load: Load) -> Part:
     raise DataError(f"stored message: unknown part {kind!r} with fields {', '.join(data)}")
 
 
-# --- tasks and trajectories ---------------------------------------------------------------------------------------------
+# --- tasks and trajectories -------------------------------------------------------------------------------------------
 
 
 def task_to_json(task: Task, decode: Decode) -> dict[str, Any]:
@@ -302,12 +303,14 @@ def trajectory_from_json(data: Mapping[str, Any], task: Task, samples: Sequence[
     )
 
 
+def repeats(turn: Turn, task: Task) -> bool:
+    """Whether a turn's prompt is the task's own messages: the same objects, since media may be big."""
+    return len(turn.prompt) == len(task.messages) and all(map(operator.is_, turn.prompt, task.messages))
+
+
 def _turn_to_json(turn: Turn, task: Task, decode: Decode) -> dict[str, Any]:
-    repeated = turn.prompt is task.messages or (
-        len(turn.prompt) == len(task.messages) and all(map(lambda a, b: a is b, turn.prompt, task.messages))
-    )
     return {
-        "prompt": None if repeated else [message_to_json(m, decode) for m in turn.prompt],
+        "prompt": None if repeats(turn, task) else [message_to_json(m, decode) for m in turn.prompt],
         "reply": message_to_json(turn.reply, decode),
         "stop": str(turn.stop),
         "tokens": turn.tokens,

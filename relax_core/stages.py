@@ -38,7 +38,7 @@ class Score(Stage):
     """Rewards, shaping and filtering: makes ``reward``, or gives the group's slot back."""
 
     name = "score"
-    needs = frozenset({"tokens", "group"})
+    needs = frozenset({"media", "group", "trajectory"})
     by = "group"
 
     def __init__(

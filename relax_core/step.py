@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from relax_core.bus import merge
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import BatchReady
 from relax_core.interfaces import Row, StepResult
+from relax_core.journal import JournalEntry, RecordedCut
+from relax_core.stages import scored_groups
 
 if TYPE_CHECKING:
     from relax_core.bus import Claim
-    from relax_core.journal import JournalEntry
     from relax_core.system import System
     from relax_core.types import Group
 
@@ -28,8 +30,8 @@ NEEDS = frozenset(
 class StepGroups:
     """Iterates over the step's groups, each as its rows, in training order, as they become ready.
 
-    ``order: started`` takes them as they started, so none can exceed the bound on lag. ``order: finished`` takes them as
-    they finished; one that has become too old meanwhile is evicted and played again.
+    ``order: started`` takes them as they started, so none can exceed the bound on lag. ``order: finished`` takes them
+    as they finished; one that has become too old meanwhile is evicted and played again.
     """
 
     def __init__(self, system: System, step: int) -> None:
@@ -46,13 +48,17 @@ class StepGroups:
         several = config.updates_per_step > 1
         if config.old == "engine":
             async for rows in self._taken():
-                yield [_with(row, {"old_logprobs": row.columns["logprobs"]}) for row in rows]
+                yield self._final([_with(row, {"old_logprobs": row.columns["logprobs"]}) for row in rows])
         elif several or "old_logprobs" in self.system.algorithm.needs:
             for rows in await self._with_old_policy():
-                yield rows
+                yield self._final(rows)
         else:  # one update: the policy being trained is the policy at the start of the step
             async for rows in self._taken():
-                yield rows
+                yield self._final(rows)
+
+    def _final(self, rows: Sequence[Row]) -> Sequence[Row]:
+        self.rows += rows
+        return rows
 
     async def _with_old_policy(self) -> list[list[Row]]:
         """Log-probs of every row under the policy at the start of the step, before its first update."""
@@ -75,7 +81,6 @@ class StepGroups:
             self.claims.append(replace(claim, groups=tuple(fresh), rows=tuple(r for g in fresh for r in by_group[g])))
             for group in fresh:
                 self.groups.append(by_group[group][0].columns["group"])
-                self.rows += by_group[group]
                 if len(self.groups) == config.groups_per_step:
                     self._announce()
                 yield by_group[group]
@@ -105,13 +110,11 @@ class StepGroups:
 
     async def acknowledge(self) -> None:
         """All rows of the step at once; they stay on the bus until a checkpoint covers it."""
-        for claim in self.claims:
-            await self.system.bus.ack(claim, retain=self.step)
+        await self.system.bus.ack(merge(self.claims), retain=self.step)
 
     def journal_entry(self, result: StepResult) -> JournalEntry:
-        from relax_core.journal import JournalEntry
-
-        return JournalEntry.of(self.step, self.groups, self.rows, result)
+        cuts = tuple(RecordedCut(tuple(ids), last) for ids, last in result.cuts)
+        return JournalEntry(self.step, self.groups, self.rows, cuts, result.updates, result.metrics, result.skipped)
 
 
 def _with(row: Row, columns: dict[str, Any]) -> Row:
@@ -141,15 +144,17 @@ def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict
         "train/tokens": tokens,
     }
     metrics |= {f"train/{key}": value for key, value in result.metrics.items()}
+    credit = system.algorithm.group_metrics(scored_groups(groups.rows))
+    metrics |= {f"credit/{key}": total / count if count else None for key, (total, count) in credit.items()}
     metrics |= _by_environment(system, groups)
     metrics |= {f"groups/{key}": value for key, value in system.admission.counters().items()}
     metrics |= {f"rewards/{name}/failures": n for name, n in system.scorer.failures.items()}
     metrics |= {
         "time/step": seconds,
         "time/wait": groups.waited,
-        "time/publish": system.totals.publish_seconds,
+        "time/publish": system.published[0],
+        "time/publish_gb_per_s": system.published[1] / system.published[0] / 1e9,
         "time/tokens_per_s": tokens / seconds,
-        "time/publish_gb_per_s": system.totals.publish_bytes / system.totals.publish_seconds / 1e9,
     }
     return metrics
 
@@ -181,15 +186,10 @@ def _lags(groups: StepGroups) -> Counter[int]:
 
 
 def _add_totals(system: System, groups: StepGroups, result: StepResult, lags: Counter[int]) -> None:
-    totals, counts = system.totals, system.rollout.counts
-    totals.max_lag = max(totals.max_lag, max(lags, default=0))
-    for lag, n in lags.items():
-        totals.lag_tokens[str(lag)] = totals.lag_tokens.get(str(lag), 0) + n
-    totals.skipped_updates += result.skipped
-    totals.played += counts["plays"]
-    totals.played_tokens += counts["tokens"]
-    totals.trained += sum(t.error is None for g in groups.groups for t in g.trajectories)
-    totals.trained_tokens += sum(t.reply_tokens for g in groups.groups for t in g.trajectories if t.error is None)
+    counts = system.rollout.counts
+    trained = [t.reply_tokens for g in groups.groups for t in g.trajectories if t.error is None]
+    played = (counts["plays"], counts["tokens"])
+    system.totals.add(lags, result.skipped, played, (len(trained), sum(trained)))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -24,9 +24,9 @@ from relax_core.types import Version
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Algorithm, Columns, Environment
-    from relax_core.progress import Screen
     from relax_core.run import Run
     from relax_core.runtime import Roles, Runtime
+    from relax_core.screen import Screen
 
 SCORE_WORKERS = 64
 """Groups that are scored at the same time, at most."""
@@ -35,7 +35,7 @@ SCORE_WORKERS = 64
 class System:
     """Built by ``assembled``. What the loop in train.py calls, and the state that a checkpoint holds."""
 
-    def __init__(self, run: Run, roles: Roles, screen: Screen) -> None:
+    def __init__(self, run: Run, roles: Roles, screen: Screen, readonly: bool = False) -> None:
         config, stack = run.config, run.stack
         self.run, self.roles, self.screen = run, roles, screen
         self.engine, self.trainer, self.bus = roles.engine, roles.trainer, roles.bus
@@ -50,13 +50,17 @@ class System:
         self.evaluator = Evaluator(run, self.player, self.scorer, environments)
         for name, hashes in self.evaluator.held_out().items():
             self.tasks.forbid(hashes, name)
-        self.admission = Admission(config.groups_per_step, config.max_staleness, config.max_replays)
+        self.admission = Admission(
+            config.groups_per_step, config.max_staleness, config.max_replays, config.steps
+        )
         self.rollout = Rollout(run, self.player, self.bus, self.admission, self.tasks)
         self.holder = self.bus.register("train")
-        self.storage = Storage(run, roles.media.modalities)
+        self.storage = Storage(run, roles.media, readonly)
         self.journal, self.trajectories = self.storage.journal, self.storage.trajectories
         self.totals = Totals()
         self.first_step, self.lineage = 0, 0
+        self.published = (0.0, 0)
+        """Seconds and bytes of the newest publication."""
         self._evaluation: asyncio.Task[Results] | None = None
         self._evaluated = 0
 
@@ -66,9 +70,7 @@ class System:
     async def at_work(self) -> AsyncIterator[None]:
         """The rollout and the stages run beside the block; an error in one ends the block with that error."""
         score = Score(self.run, self.scorer, self.bus, self.admission, self.rollout.decided, self.give_back)
-        advantages = Advantages(
-            self.algorithm, TRAINER_COLUMNS, self.run.config.groups_per_step, self.run.config.order
-        )
+        advantages = Advantages(self.algorithm, TRAINER_COLUMNS, self.run.config.groups_per_step, self.run.config.order)
         try:
             async with asyncio.TaskGroup() as group:
                 playing = group.create_task(self.rollout.serve(), name="rollout")
@@ -94,7 +96,7 @@ class System:
         update = self.roles.transport.publish(Version(self.lineage, number), self.trainer.weights())
         await self.engine.load_weights(update, self.run.config.interrupt)
         seconds = time.perf_counter() - start
-        self.totals.published(seconds, update.manifest.nbytes)
+        self.published = (seconds, update.manifest.nbytes)
         event = WeightsPublished(update.manifest.version, seconds, update.manifest.nbytes)
         self.run.stack.hook.on_weights_published(run=self.run, event=event)
 
@@ -112,11 +114,9 @@ class System:
             return
         results = await self._evaluation
         self._evaluation = None
-        self.totals.evaluation |= results
+        self.totals.evaluation.update(results)
         for name, values in results.items():
-            self.storage.metrics.write(
-                self._evaluated, {f"evaluation/{name}/{key}": value for key, value in values.items()}, kind="eval"
-            )
+            self.storage.log(self._evaluated, {f"evaluation/{name}/{k}": v for k, v in values.items()}, "eval")
         self.screen.evaluation(self._evaluated, results)
         event = EvaluationEnd(self._evaluated, results)
         self.run.stack.hook.on_evaluation_end(run=self.run, event=event)
@@ -124,7 +124,7 @@ class System:
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     def log(self, version: int, metrics: Mapping[str, Any]) -> None:
-        self.storage.metrics.write(version, metrics)
+        self.storage.log(version, metrics)
         self.screen.step(version, metrics)
 
     def finish(self) -> None:
@@ -141,6 +141,7 @@ class System:
 
     def save(self, version: int) -> None:
         """Write everything that a continuation needs, then free the rows that it covers."""
+        self.storage.sync()
         with self.storage.checkpoints.write(version) as folder:
             self.trainer.save(folder / "trainer")
             (folder / "bus.pkl").write_bytes(pickle.dumps(self.bus.snapshot(), protocol=pickle.HIGHEST_PROTOCOL))
@@ -191,19 +192,23 @@ def build_environments(run: Run) -> dict[str, Environment]:
 
 
 @asynccontextmanager
-async def assembled(run: Run, screen: Screen) -> AsyncIterator[System]:
-    """Start the runtime's roles and restore the newest checkpoint; everything is ended again at the end."""
+async def assembled(run: Run, screen: Screen, readonly: bool = False) -> AsyncIterator[System]:
+    """Start the runtime's roles and restore the newest checkpoint; everything is ended again at the end.
+
+    ``readonly``: the run's files stay as they are; another process may be training.
+    """
     runtime: Runtime = run.stack.build("runtimes", run.config.runtime, where="runtime")
     try:
-        system = System(run, await runtime.start(run), screen)
+        system = System(run, await runtime.start(run), screen, readonly)
         newest = system.storage.checkpoints.newest(screen.note)
         if newest is not None:
             system.restore(*newest)
-            screen.note(f"resuming {run.directory} after step {newest[0]}")
-        system.storage.cut_back(system.first_step)
-        system.totals.start_clock()
+            screen.note(f"{run.directory}: going on from the checkpoint of step {newest[0]}")
+        if not readonly:
+            system.storage.cut_back(system.first_step)
         screen.start(system.first_step)
         yield system
+        system.storage.close()
     finally:
         await runtime.stop()
 

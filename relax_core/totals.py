@@ -1,85 +1,73 @@
-"""Sums over a whole run that survive its restarts: time, lag, lengths, evaluation results."""
+"""Sums over a whole run that survive its restarts: what was played and trained, lag, cost, evaluation results."""
 
 from __future__ import annotations
 
-import os
-import time
-from dataclasses import asdict, dataclass, field, fields
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from relax_core.summary import Usage
 
 
 @dataclass(slots=True)
-class Totals:
-    """Seconds are wall and CPU seconds of the training process and its children, set-up left out."""
+class Counts:
+    """``lag_tokens``: trained tokens by lag. Lengths are sampled tokens; plays that failed count as played only."""
 
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_rss_mb: float = 0.0
     max_lag: int = 0
     lag_tokens: dict[str, int] = field(default_factory=dict)
-    """Trained tokens by lag."""
     skipped_updates: int = 0
     played: int = 0
-    """Finished plays, and the tokens sampled in them, trained or not."""
     played_tokens: int = 0
     trained: int = 0
     trained_tokens: int = 0
-    publish_seconds: float = 0.0
-    publish_bytes: int = 0
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
-    _wall: float = 0.0
-    _cpu: float = 0.0
+    """The newest results by set."""
 
-    def start_clock(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), cpu_seconds()
 
-    def published(self, seconds: float, nbytes: int) -> None:
-        """The cost of the newest publication."""
-        self.publish_seconds, self.publish_bytes = seconds, nbytes
+class Totals:
+    """``counts`` and ``usage`` of all parts of the run so far."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.usage = Usage()
+
+    @property
+    def evaluation(self) -> dict[str, dict[str, float]]:
+        return self.counts.evaluation
+
+    @property
+    def max_lag(self) -> int:
+        return self.counts.max_lag
+
+    def add(self, lags: Counter[int], skipped: int, played: tuple[int, int], trained: tuple[int, int]) -> None:
+        """A step's trained tokens by lag, skipped updates, and (plays, tokens) as played and as trained."""
+        counts = self.counts
+        counts.max_lag = max(counts.max_lag, *lags, 0)
+        for lag, n in lags.items():
+            counts.lag_tokens[str(lag)] = counts.lag_tokens.get(str(lag), 0) + n
+        counts.skipped_updates += skipped
+        counts.played += played[0]
+        counts.played_tokens += played[1]
+        counts.trained += trained[0]
+        counts.trained_tokens += trained[1]
+
+    def lengths(self) -> dict[str, Any]:
+        """What is worth a look in the summary: lag and lengths, as trained beside as played."""
+        counts = self.counts
+        return {
+            "lag_tokens": dict(sorted(counts.lag_tokens.items())),
+            "mean_length": {
+                "trained": counts.trained_tokens / counts.trained if counts.trained else None,
+                "played": counts.played_tokens / counts.played if counts.played else None,
+            },
+            "skipped_updates": counts.skipped_updates,
+        }
 
     def state(self) -> dict[str, Any]:
-        """JSON values, with the clocks up to now."""
-        now, cpu = time.perf_counter(), cpu_seconds()
-        self.seconds += now - self._wall
-        self.cpu_seconds += cpu - self._cpu
-        self._wall, self._cpu = now, cpu
-        self.peak_rss_mb = max(self.peak_rss_mb, peak_rss_mb())
-        return {k: v for k, v in asdict(self).items() if not k.startswith("_")}
+        """JSON values."""
+        return {"counts": asdict(self.counts), "usage": self.usage.state()}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        known = {f.name for f in fields(self)}
-        for key, value in state.items():
-            if key in known:
-                setattr(self, key, value)
-
-
-def cpu_seconds() -> float:
-    """Of this process and its living children (the engine of ``overlap: process``)."""
-    import psutil
-
-    times = os.times()
-    children = 0.0
-    for child in psutil.Process().children(recursive=True):
-        try:
-            used = child.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        children += used.user + used.system
-    return times.user + times.system + children
-
-
-def peak_rss_mb() -> float:
-    """Of this process, plus what its living children hold now."""
-    import resource
-    import sys
-
-    import psutil
-
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 * 1024 if sys.platform == "darwin" else 1024)
-    held = 0
-    for child in psutil.Process().children(recursive=True):
-        try:
-            held += child.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return own + held / 2**20
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.counts = Counts(**state["counts"])
+        self.usage = Usage(state["usage"])

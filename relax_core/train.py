@@ -18,8 +18,8 @@ from relax_core.hookspecs import ExceptionEvent, StepEnd, StepStart
 from relax_core.plan import plan
 
 if TYPE_CHECKING:
-    from relax_core.progress import Screen
     from relax_core.run import Run
+    from relax_core.screen import Screen
 
 
 async def train(run: Run, screen: Screen) -> None:
@@ -87,7 +87,7 @@ def run_training(run: Run, screen: Screen) -> None:
 def main(path: Path, overrides: Sequence[str]) -> int:
     """``relax train``: check, then train or resume, then show the results. Returns the exit code."""
     from relax_core.launch import prepare
-    from relax_core.progress import Screen
+    from relax_core.screen import Screen
 
     run = prepare(path, overrides)
     with Screen(run) as screen:

@@ -34,11 +34,13 @@ class Decoded:
     """
 
     kind: MediaKind
-    data: NDArray[Any]
+    data: NDArray[Any] = field(compare=False)
     rate: float | None = None
     hash: str = ""
 
     def __post_init__(self) -> None:
+        if self.rate is not None:
+            object.__setattr__(self, "rate", float(self.rate))  # 16000 and 16000.0 must not differ in their hash
         if not self.hash:
             digest = hashlib.sha256(f"{self.kind} {self.data.dtype} {self.data.shape} {self.rate}".encode())
             digest.update(self.data.tobytes())

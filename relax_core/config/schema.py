@@ -82,7 +82,8 @@ class EvaluationSection(Section):
     """The first so many tasks of the split; default: all."""
     n: PositiveInt = 1
     """Plays per task: mean@n and pass@k for k up to n."""
-    sampling: SamplingSection = SamplingSection(temperature=0.0)
+    sampling: SamplingSection | None = None
+    """Default: the run's, but greedy."""
     correct: str | None = None
     """The reward whose value above ``threshold`` means a correct play; default: the first reward."""
     threshold: Annotated[float, Field(ge=0)] = 0.5

@@ -1,10 +1,10 @@
-"""Settings of the embedded engine and trainer, apart from their code so that reading a run file imports nothing heavy."""
+"""Settings of the embedded engine and trainer, apart from their code: reading a run file imports nothing heavy."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from relax_core.interfaces import ComponentConfig
 
@@ -19,9 +19,48 @@ class EngineConfig(ComponentConfig):
     max_rows: PositiveInt = 512
     """Requests of one pool (training, evaluation) that are decoded together; more wait."""
     max_cache_tokens: PositiveInt | None = None
-    """Bound of the cache of one pool: rows x tokens of the longest (its prompt and its limit of new tokens). Requests wait
+    """Bound of one pool's cache: rows x tokens of the longest (its prompt and its limit of new tokens). Requests wait
     beyond it, and one that alone exceeds it is refused; default: only max_rows bounds it."""
     max_prefill_tokens: PositiveInt = 16384
     """Tokens of prompts, padding included, that one forward may read; a longer prompt goes alone."""
     threads: PositiveInt | None = None
-    """Torch threads of the engine's process; default: 1 on a CPU (more makes small models slower), torch's own on a GPU."""
+    """Torch threads of the engine's process; default: 1 on a CPU (more makes small models slower), else torch's own."""
+
+
+class TrainerConfig(ComponentConfig):
+    """The trainer that runs the transformers model itself, in one process."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up, by the number of the step."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which it rises linearly to ``lr``."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What linear and cosine schedules reach at the last step, as a part of ``lr``."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay of AdamW's two averages."""
+    eps: PositiveFloat = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay of matrices; norms and biases have none."""
+    clip: PositiveFloat | None = 1.0
+    """Largest norm of the gradient of an update; null: not clipped."""
+    max_nonfinite: PositiveInt = 3
+    """An update whose gradient is NaN or infinite is skipped; so many in a row end the run."""
+    tokens_per_micro_batch: PositiveInt | None = None
+    """Computed tokens of one forward and backward; default: 4096 on a CPU (more outgrows its caches), 16384 on a GPU. A row
+    is never cut. The gradient does not depend on it, the memory does."""
+    layout: Literal["shared", "packed", "padded"] = "shared"
+    """``shared``: each unique prompt is computed once for all rows that begin with it, and nothing is padded. ``packed``:
+    every row with its own prompt. ``padded``: one row a line, padded to the longest, for models that the others refuse.
+    All have the same gradient."""
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    """Where the trainer's copy of the model lives; ``auto``: a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Of forward, backward and published weights; ``auto``: bfloat16 on a GPU, float32 on a CPU. The weights that AdamW
+    changes, its averages and the gradient's sum are always float32."""
+    gradient_checkpointing: bool = False
+    """Compute each layer a second time in the backward pass instead of keeping its activations: less memory, a third slower."""
+    threads: PositiveInt | None = None
+    """Torch threads of the trainer's process; default: 1 on a CPU (more makes small models slower), else torch's own."""

@@ -1,0 +1,1 @@
+"""Rewards that look at the last reply of a trajectory."""

@@ -1,0 +1,1 @@
+"""Decoder backends, one module each; a module imports its library and is itself imported on first use."""

@@ -1,0 +1,274 @@
+"""The static check of a run: plugins, settings, rules and data rows, and the plan; no model, no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from relax_core.errors import ConfigError, RelaxError
+from relax_core.hook_manager import describe
+from relax_core.plugins import BUILT_IN
+from relax_core.types import MEDIA_KINDS, Task
+
+if TYPE_CHECKING:
+    from relax_core.config.schema import EnvironmentSection, RunConfig
+    from relax_core.interfaces import Environment
+    from relax_core.plugins import Stack
+    from relax_core.run import Run
+
+SAMPLE = 64
+"""Rows of each split that are looked at: the first half of them at its beginning, the others spread over the rest."""
+
+EXCLUSIVE = (("decord", "decord2", "they install the same module: uninstall decord, decord2 is the maintained one"),)
+"""Distributions that must not be installed together, and why."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a check found. ``plan``: (what, how) in reading order; ``notes`` are worth knowing and no errors."""
+
+    problems: list[str] = field(default_factory=list)
+    plan: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def main(path: Path, overrides: Sequence[str], *, deep: bool = False) -> int:
+    """``relax check``: print the plan. Raises RelaxError with every problem."""
+    from relax_core.config.resolve import load
+    from relax_core.run import Run
+
+    config, stack = load(path, overrides)
+    run = Run(config, config.runs / config.name, stack)
+    problems = static_problems(run, print)
+    if deep and not problems:
+        from relax_core.check_deep import deep_problems
+
+        problems = deep_problems(run, print)
+    if problems:
+        raise ConfigError(*problems)
+    print(
+        f"ok: {path} can run" if deep else f"ok: {path} (check --deep also looks at the model, its template and media)"
+    )
+    return 0
+
+
+def static_problems(run: Run, report: Callable[[str], None]) -> list[str]:
+    """One line for each problem of a resolved run; when there is none, its plan is reported line by line."""
+    found = static_check(run.config, run.stack)
+    if not found.problems:
+        width = max(len(what) for what, _ in found.plan)
+        for what, how in found.plan:
+            report(f"{what:<{width}}  {how}")
+    for note in found.notes:
+        report(f"note: {note}")
+    return found.problems
+
+
+def static_check(run: RunConfig, stack: Stack) -> Findings:
+    """Check a resolved run and describe what it will do."""
+    found = Findings()
+    found.problems += package_problems()
+    _describe_roles(run, stack, found)
+    _describe_steps(run, found)
+    _check_rewards(run, stack, found)
+    _check_environments(run, stack, found)
+    _describe_evaluations(run, found)
+    every, keep = run.checkpoint.every, run.checkpoint.keep
+    found.plan.append(("checkpoints", f"every {_count(every, 'step')} and at the end, the newest {keep} are kept"))
+    return found
+
+
+def package_problems() -> Iterator[str]:
+    """Installed distributions that break each other."""
+    for one, other, why in EXCLUSIVE:
+        installed = [f"{name} {found}" for name in (one, other) if (found := _version(name))]
+        if len(installed) == 2:
+            yield f"environment: {' and '.join(installed)} are both installed; {why}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+def _describe_roles(run: RunConfig, stack: Stack, found: Findings) -> None:
+    found.plan.append(("run", f"{run.name}, written to {run.runs / run.name}, seed {run.seed}"))
+    named = [f"{name} ({dist})" for name, dist in stack.versions.items() if name not in BUILT_IN]
+    found.plan.append(("plugins", ", ".join([f"built-in ({stack.versions[BUILT_IN[0]]})", *named])))
+    runtime = stack.config("runtimes", run.runtime, "runtime")
+    overlap = getattr(runtime, "overlap", None)
+    transport = f", transport {run.transport.id}" if run.transport else ""
+    found.plan.append(("runtime", f"{run.runtime.id}{f', overlap {overlap}' if overlap else ''}{transport}"))
+    for what, section in (("model", run.model), ("engine", run.engine), ("trainer", run.trainer)):
+        found.plan.append((what, _section(section.id, section.settings)))
+    found.plan.append(("algorithm", _section(run.algorithm.id, run.algorithm.settings)))
+    if run.callbacks:
+        found.plan.append(("callbacks", ", ".join(section.id for section in run.callbacks)))
+
+
+def _section(id: str, settings: dict[str, Any]) -> str:
+    """A component with its settings, those too long for a line shortened."""
+    shown = ", ".join(f"{key}: {_short(json.dumps(value, default=str))}" for key, value in settings.items())
+    return f"{id} ({shown})" if shown else id
+
+
+def _short(text: str, limit: int = 60) -> str:
+    text = text.replace('"', "")
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _describe_steps(run: RunConfig, found: Findings) -> None:
+    rows = run.groups_per_step * run.group_size
+    mini_batches = run.updates_per_step // run.epochs
+    cut = f", in {_count(mini_batches, 'mini-batch', 'es')}" if mini_batches > 1 else ""
+    passes = f" x {run.epochs} epochs" if run.epochs > 1 else ""
+    found.plan += [
+        ("steps", f"{run.steps}, each of {_count(run.groups_per_step, 'group')} x {run.group_size} = {rows} plays"),
+        ("updates", f"{run.updates_per_step} a step{cut}{passes}"),
+        ("staleness", _staleness(run)),
+        (
+            "sampling",
+            f"temperature {run.sampling.temperature:g}, up to {run.sampling.max_new_tokens} new tokens a reply",
+        ),
+    ]
+
+
+def _staleness(run: RunConfig) -> str:
+    if run.max_staleness == 0:
+        return "0: synchronous and on-policy"
+    versions = _count(run.max_staleness, "policy version")
+    return f"up to {versions} behind, order {run.order}, interrupt {run.interrupt}"
+
+
+def _describe_evaluations(run: RunConfig, found: Findings) -> None:
+    for section in run.evaluation:
+        when = [f"every {_count(section.every, 'step')}"] if section.every else []
+        when = [*(["at the start"] if section.at_start else []), *when, "at the end"]
+        size = section.size or "all"
+        temperature = section.sampling.temperature if section.sampling else 0.0
+        how = f"temperature {temperature:g}" if temperature else "greedy"
+        plays = f", {section.n} plays each" if section.n > 1 else ""
+        text = f"{size} tasks of {section.environment}{plays}, {how}, {' and '.join(when)}"
+        found.plan.append((f"evaluation {section.name}", text))
+
+
+def _count(number: int, noun: str, ending: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
+# --- rewards and data -----------------------------------------------------------------------------------------------
+
+
+def _check_rewards(run: RunConfig, stack: Stack, found: Findings) -> None:
+    """Building a reward shows a missing package or file."""
+    for i, section in enumerate(run.rewards):
+        if stack.is_light("rewards", section.id):
+            try:
+                stack.build("rewards", section, where=f"rewards.{i}")
+            except RelaxError as error:
+                found.problems.append(str(error))
+    shown = ", ".join(f"{section.label} x {section.weight:g}" for section in run.rewards)
+    found.plan.append(("rewards", shown))
+
+
+def _check_environments(run: RunConfig, stack: Stack, found: Findings) -> None:
+    total = sum(section.weight for section in run.environments)
+    for i, section in enumerate(run.environments):
+        if not stack.is_light("environments", section.id):
+            found.notes.append(f"environments.{i}: {section.id} needs heavy packages; its rows are checked by --deep")
+            continue
+        try:
+            environment: Environment = stack.build("environments", section, where=f"environments.{i}")
+        except RelaxError as error:
+            found.problems.append(str(error))
+            continue
+        train = _check_split(environment, section, "train", found)
+        share = section.weight / total
+        if train:
+            passes = run.steps * run.groups_per_step * share / train
+            text = f"{train:,} tasks, {share:.0%} of the groups, {passes:.3g} passes over them"
+            found.plan.append((f"environment {section.label}", text))
+        sections = [e for e in run.evaluation if e.environment == section.label]
+        if not sections:
+            continue
+        held_out = _check_split(environment, section, "eval", found)
+        for evaluation in sections:
+            if held_out and evaluation.size and evaluation.size > held_out:
+                found.problems.append(
+                    f"evaluation.{evaluation.name}.size: found {evaluation.size}, the eval split of "
+                    f"{section.label} has {held_out}: lower it, or leave it out for all"
+                )
+
+
+def _check_split(
+    environment: Environment,
+    section: EnvironmentSection,
+    split: Literal["train", "eval"],
+    found: Findings,
+) -> int:
+    """The number of tasks, 0 when they cannot be read; problems of some of them are added to ``found``."""
+    where = f"environments.{section.label}"
+    try:
+        tasks = environment.tasks(split)
+        size = len(tasks)
+    except Exception as error:
+        found.problems.append(f"{where}: the {split} split cannot be read: {describe(error)}")
+        return 0
+    if not size:
+        found.problems.append(f"{where}: the {split} split has no task: check its path and split")
+        return 0
+    wrong: list[str] = []
+    seen: dict[str, int] = {}
+    places = sampled(size)
+    for place in places:
+        try:
+            task = tasks[place]
+        except Exception as error:
+            wrong.append(f"task {place}: {describe(error)}")
+            continue
+        problem = task_problem(task)
+        if problem is None and seen.setdefault(task.id, place) != place:
+            problem = f"has the id {task.id!r} of task {seen[task.id]}: ids must be unique"
+        if problem is not None:
+            wrong.append(f"task {place} {problem}")
+    if wrong:
+        found.problems.append(
+            f"{where}: {len(wrong)} of {len(places)} {split} tasks looked at are wrong, first: {wrong[0]}"
+        )
+    return size
+
+
+def sampled(size: int, count: int = SAMPLE) -> Sequence[int]:
+    """Up to ``count`` places of a split: half at its beginning, half spread over the rest, the last one included."""
+    if size <= count:
+        return range(size)
+    head = count // 2
+    rest = count - head
+    return [*range(head), *(head + (i + 1) * (size - head) // rest - 1 for i in range(rest))]
+
+
+def task_problem(task: object) -> str | None:
+    """What is wrong with one task, without decoding its media."""
+    if not isinstance(task, Task):
+        return f"is a {type(task).__name__}; tasks() must give relax_core.types.Task"
+    if not isinstance(task.id, str) or not task.id:
+        return f"has the id {task.id!r}; an id is text that is unique in the environment"
+    if not task.messages:
+        return f"{task.id!r} has no message"
+    if not any(message.parts for message in task.messages):
+        return f"{task.id!r} has only empty messages"
+    for message in task.messages:
+        for part in message.media():
+            kind = MEDIA_KINDS[type(part)]
+            if isinstance(part.source, Path) and not part.source.is_file():
+                return f"{task.id!r}: {kind} {part.source}: no such file"
+    return None

@@ -1,0 +1,281 @@
+"""The deep check of a run: its tokenizer, adapter, chat template and media, on tasks of every environment.
+
+It builds what the run would build, short of the weights, and tries on real tasks what a play relies on: every medium
+decodes and has its placeholders, and what comes between two samplings continues the tokens that were sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from relax_core.chat import Chat, Seat
+from relax_core.check import sampled
+from relax_core.config.resolve import component_problems
+from relax_core.errors import RelaxError
+from relax_core.hook_manager import describe
+from relax_core.interfaces import Completion, Engine, Interrupt, Request, Rewritten, Segment
+from relax_core.types import MEDIA_KINDS, Encoded, MediaRef, Message, Sampling, Stop, Task, Text, Version, message
+
+if TYPE_CHECKING:
+    from relax_core.interfaces import Environment, ModelAdapter
+    from relax_core.media import MediaStore
+    from relax_core.run import Run
+    from relax_core.weights import WeightUpdate
+
+SAMPLE = 8
+"""Tasks of each split that are encoded."""
+
+TURNS = 3
+"""Samplings of the fabricated conversation that tries the template."""
+
+
+def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
+    """One line for each problem; what was tried, and one row as the model will read it, are reported."""
+    from relax_core.run import build_adapter
+
+    problems = list(component_problems(run.config, run.stack, heavy=True))
+    if problems:
+        return problems
+    adapter, media = build_adapter(run)
+    shown = False
+    for i, section in enumerate(run.config.environments):
+        environment: Environment = run.stack.build("environments", section, where=f"environments.{i}")
+        splits: list[Literal["train", "eval"]] = ["train"]
+        if any(evaluation.environment == section.label for evaluation in run.config.evaluation):
+            splits.append("eval")
+        for split in splits:
+            tried = Trial(adapter, media)
+            tasks = environment.tasks(split)
+            for place in sampled(len(tasks), SAMPLE):
+                tried.task(replace(tasks[place], environment=section.label))
+            report(f"environments.{section.label}: {split}: {tried.summary()}")
+            problems += [f"environments.{section.label}: {split}: {line}" for line in tried.problems()]
+            if not shown and tried.example is not None:
+                report(f"a row of {section.label} as the model reads it: {rendered(adapter, tried.example)}")
+                note = thinking_note(adapter, tasks[0])
+                if note:
+                    report(f"note: {note}")
+                shown = True
+    return problems
+
+
+class Trial:
+    """Tries tasks of one split and sums up what went wrong."""
+
+    def __init__(self, adapter: ModelAdapter, media: MediaStore) -> None:
+        self.adapter, self.media = adapter, media
+        self.tasks = 0
+        self.lengths: list[int] = []
+        self.placeholders: Counter[str] = Counter()
+        self.rewrites: Counter[str] = Counter()
+        self.example: Encoded | None = None
+        self._problems: dict[str, list[str]] = {}
+
+    def task(self, task: Task) -> None:
+        """Encode one task and play a fabricated conversation on it."""
+        self.tasks += 1
+        try:
+            encoded = self.adapter.encode(task.messages)
+        except Exception as error:
+            self._wrong(task, f"cannot be encoded: {describe(error)}")
+            return
+        self.example = self.example or encoded
+        self.lengths.append(len(encoded.ids))
+        for ref in encoded.media:
+            self.placeholders[ref.kind] += ref.length
+        try:
+            for line in encoding_problems(self.adapter, self.media, task, encoded):
+                self._wrong(task, line)
+            for line in conversation_problems(self.adapter, task, self.rewrites):
+                self._wrong(task, line)
+        except Exception as error:
+            self._wrong(task, describe(error))
+
+    def _wrong(self, task: Task, line: str) -> None:
+        self._problems.setdefault(task.id, []).append(line)
+
+    def problems(self) -> Iterator[str]:
+        """The first problem, with the number of tasks that have any."""
+        for id, lines in list(self._problems.items())[:1]:
+            more = f" ({len(lines) - 1} more of this task)" if len(lines) > 1 else ""
+            yield f"{len(self._problems)} of {self.tasks} tasks tried fail, first: task {id!r}: {lines[0]}{more}"
+
+    def summary(self) -> str:
+        """What was tried, in one line."""
+        longest = f", prompts of {min(self.lengths)} to {max(self.lengths)} tokens" if self.lengths else ""
+        media = "".join(f", {count} {kind} placeholders" for kind, count in sorted(self.placeholders.items()))
+        reasons = "".join(f"; a new sample starts at {n} turns: {why}" for why, n in self.rewrites.items())
+        return f"{self.tasks} tasks encoded{longest}{media}{reasons}"
+
+
+# --- one encoding ---------------------------------------------------------------------------------------------------
+
+
+def encoding_problems(adapter: ModelAdapter, media: MediaStore, task: Task, encoded: Encoded) -> Iterator[str]:
+    """Whether ids, placeholders, features and positions of a prompt fit each other."""
+    ids = encoded.ids
+    if not ids:
+        yield "is encoded to no token"
+        return
+    if not 0 <= min(ids) <= max(ids) < adapter.vocab_size:
+        yield f"ids run from {min(ids)} to {max(ids)}, the vocabulary has {adapter.vocab_size}"
+    wanted = Counter(MEDIA_KINDS[type(part)] for m in task.messages for part in m.media())
+    found = Counter(ref.kind for ref in encoded.media)
+    if wanted != found:
+        yield f"media are {_counts(wanted)}, in the tokens are {_counts(found)}"
+    yield from placeholder_problems(encoded, adapter.banned_token_ids)
+    for ref in encoded.media:
+        media.get(ref.key)  # raises DataError when the features are missing
+    if encoded.positions is not None and encoded.positions.shape != (3, len(ids)):
+        yield f"positions have the shape {encoded.positions.shape}, not (3, {len(ids)})"
+    inputs = adapter.forward_inputs([Segment(ids, encoded.media, encoded.positions)], len(ids))
+    shape = tuple(inputs["input_ids"].shape)
+    if shape != (1, len(ids)):
+        yield f"forward_inputs gives input_ids of shape {shape}, not (1, {len(ids)})"
+
+
+def placeholder_problems(encoded: Encoded, banned: Sequence[int]) -> Iterator[str]:
+    """Placeholders must be exactly the spans of the media, and must never be sampled."""
+    end = 0
+    placeholder_ids: set[int] = set()
+    for ref in encoded.media:
+        span = encoded.ids[ref.start : ref.start + ref.length]
+        if ref.start < end or ref.length < 1 or len(span) < ref.length:
+            yield f"{_place(ref)} overlaps another, or is empty or outside of the {len(encoded.ids)} tokens"
+            return
+        end = ref.start + ref.length
+        placeholder_ids.update(span)
+    allowed = sorted(placeholder_ids - set(banned))
+    if allowed:
+        yield f"placeholder ids {allowed} are not banned: the policy could sample them"
+    count = sum(token in placeholder_ids for token in encoded.ids)
+    covered = sum(ref.length for ref in encoded.media)
+    if count != covered:
+        yield f"{count} placeholders are in the tokens, {covered} belong to media"
+
+
+def _place(ref: MediaRef) -> str:
+    return f"{ref.kind} at tokens {ref.start} to {ref.start + ref.length}"
+
+
+def _counts(kinds: Counter[str] | Counter[Literal["image", "audio", "video"]]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+
+
+# --- the template, turn by turn -------------------------------------------------------------------------------------
+
+
+class ScriptedEngine(Engine):
+    """Answers with the replies that it was given, and keeps the prompts that it got."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.reply: list[int] = []
+        self.prompt = Encoded([])
+
+    async def generate(self, request: Request) -> Completion:
+        self.prompt = request.prompt
+        n = len(self.reply)
+        return Completion(list(self.reply), [0.0] * n, [Version(0, 0)] * n, Stop.EOS)
+
+    async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None: ...
+
+    async def health(self) -> Mapping[str, float]:
+        return {}
+
+
+def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: Counter[str]) -> Iterator[str]:
+    """Play a task for some turns with made-up replies, through the very code that plays it in training.
+
+    At each sampling the tokens so far must be those of the template for the whole history; where the template rewrites
+    what was sampled, a new sample must start. The reasons for that are counted in ``rewrites``.
+    """
+    engine = ScriptedEngine()
+    chat = Chat(engine, adapter, Sampling(), Seat(0, task.id, 0, 0, (0,)))
+    said = Message("assistant", (Text(_words(task)),))
+    more = message("user", _words(task, ask=True))
+    try:
+        for turn in range(TURNS):
+            new = [more] if turn else list(task.messages)
+            wanted = adapter.encode([*chat.history, *new])
+            engine.reply = _reply(adapter, wanted.ids, adapter.encode([*chat.history, *new, said, more]).ids)
+            asyncio.run(chat(*new))
+            yield from (f"turn {turn}: {line}" for line in difference(engine.prompt, wanted))
+        rewrites.update(chat.rewrites)
+    finally:
+        chat.close()
+
+
+def _words(task: Task, ask: bool = False) -> str:
+    """Something to say in words of the task, so that a tiny vocabulary has them."""
+    answer = task.answer if isinstance(task.answer, str) and task.answer.strip() and not ask else ""
+    texts = [m.text.strip() for m in task.messages if m.text.strip()]
+    return answer or (texts[-1] if ask and texts else (texts or ["yes"])[-1].split()[-1])
+
+
+def _reply(adapter: ModelAdapter, prompt: Sequence[int], whole: Sequence[int]) -> list[int]:
+    """The made-up reply as the template writes it, its end of turn included; else a word of the prompt."""
+    rest = list(whole[len(prompt) :]) if list(whole[: len(prompt)]) == list(prompt) else []
+    end = next((i for i, token in enumerate(rest) if token in adapter.stop_ids), None)
+    if end is not None:
+        return rest[: end + 1]
+    word = next((t for t in reversed(prompt) if adapter.decode([t]).strip() and t not in adapter.stop_ids), None)
+    return [token for token in (word, min(adapter.stop_ids, default=None)) if token is not None]
+
+
+def difference(found: Encoded, wanted: Encoded) -> Iterator[str]:
+    """How the tokens of a conversation differ from those of the template for the same history."""
+    if found.ids != wanted.ids:
+        pairs = enumerate(zip(found.ids, wanted.ids, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(found.ids), len(wanted.ids)))
+        yield (
+            f"tokens differ from the template's at {at}: {found.ids[at : at + 5]} of {len(found.ids)}, the template "
+            f"has {wanted.ids[at : at + 5]} of {len(wanted.ids)}: extend() must go on as it does, or say Rewritten"
+        )
+    elif found.media != wanted.media:
+        yield f"media are at {[_place(r) for r in found.media]}, the template has {[_place(r) for r in wanted.media]}"
+    elif not _equal(found.positions, wanted.positions):
+        yield "positions differ from those of the whole history"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other if one is None or other is None else bool((one == other).all())
+
+
+def thinking_note(adapter: ModelAdapter, task: Task) -> str | None:
+    """Whether the template removes earlier reasoning, so that each turn of a reasoning model is a sample of its own."""
+    past = adapter.encode(task.messages)
+    said = Message("assistant", (Text(f"<think>\n{_words(task)}\n</think>\n\n{_words(task)}"),))
+    more = message("user", _words(task, ask=True))
+    try:
+        result = adapter.extend([*task.messages, said], past, [more])
+    except RelaxError:  # a vocabulary or a template without such marks
+        return None
+    return f"after a reply with <think> a new sample starts: {result.reason}" if isinstance(result, Rewritten) else None
+
+
+# --- what the model reads -------------------------------------------------------------------------------------------
+
+
+def rendered(adapter: ModelAdapter, encoded: Encoded, limit: int = 2000) -> str:
+    """Tokens as text: media as ``[image: 16 tokens]``, tokens without a text of their own as ``<id>``."""
+    starts = {ref.start: ref for ref in encoded.media}
+    text, at = "", 0
+    plain: list[int] = []
+    while at < len(encoded.ids):
+        ref = starts.get(at)
+        token = encoded.ids[at]
+        if ref is None and adapter.decode([token]):
+            plain.append(token)
+            at += 1
+            continue
+        text += adapter.decode(plain) if plain else ""
+        plain = []
+        text += f"[{ref.kind}: {ref.length} tokens]" if ref else f"<{token}>"
+        at += ref.length if ref else 1
+    text += adapter.decode(plain) if plain else ""
+    return repr(text if len(text) <= limit else text[:limit] + "...")

@@ -1,0 +1,86 @@
+"""Cuts the rows of a step into micro-batches of a bounded number of tokens, and these into optimizer updates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from typing import Protocol
+
+from relax_core.interfaces import Cut, Row
+
+
+class Planner(Protocol):
+    """What a trainer says of the micro-batches it likes."""
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a micro-batch, as ``cost`` counts them."""
+
+    def cost(self, rows: Sequence[Row]) -> int:
+        """Tokens that a micro-batch of these rows computes, padding included."""
+
+
+async def plan(
+    groups: AsyncIterable[Sequence[Row]], planner: Planner, updates: int, epochs: int, groups_per_step: int
+) -> AsyncIterator[Cut]:
+    """The cuts of one step: a function of the groups and their order, never of timing.
+
+    With one update a cut is given as soon as it is full. With several all groups are awaited, split in order into
+    ``updates / epochs`` mini-batches of equally many groups, and repeated for each epoch. The last cut of an update has
+    ``last`` set, and may be empty. A group is split only if it exceeds the budget by itself; a single row is never split.
+    """
+    if updates == 1:
+        packer, seen = _Packer(planner), 0
+        async for rows in groups:
+            seen += 1
+            for full in packer.add(rows, more=seen < groups_per_step):
+                yield Cut(full, last=False)
+        yield Cut(packer.rest(), last=True)
+        return
+    taken = [rows async for rows in groups]
+    mini_batches = updates // epochs
+    bounds = [len(taken) * i // mini_batches for i in range(mini_batches + 1)]
+    cuts: list[Cut] = []
+    for first, end in zip(bounds, bounds[1:], strict=False):
+        *full, rest = pack(taken[first:end], planner) or [()]
+        cuts += [*(Cut(rows, last=False) for rows in full), Cut(rest, last=True)]
+    for _ in range(epochs):
+        for cut in cuts:
+            yield cut
+
+
+def pack(groups: Sequence[Sequence[Row]], planner: Planner) -> list[Sequence[Row]]:
+    """The micro-batches of groups that are all there, in order; none is empty."""
+    packer = _Packer(planner)
+    full = [cut for i, rows in enumerate(groups, 1) for cut in packer.add(rows, more=i < len(groups))]
+    rest = packer.rest()
+    return [*full, rest] if rest else full
+
+
+class _Packer:
+    """Fills micro-batches greedily, in order."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self._pending: list[Row] = []
+
+    def add(self, rows: Sequence[Row], more: bool) -> Iterator[Sequence[Row]]:
+        """Take a group; gives the micro-batches that are full by it. ``more``: further groups are expected."""
+        if self._pending and self._exceeds(rows):
+            yield self.rest()
+        if not self._exceeds(rows):
+            self._pending += rows
+        else:
+            for row in rows:
+                if self._pending and self._exceeds([row]):
+                    yield self.rest()
+                self._pending.append(row)
+        if more and self._pending and self.planner.cost(self._pending) >= self.planner.budget:
+            yield self.rest()
+
+    def rest(self) -> Sequence[Row]:
+        """What is pending; nothing is, afterwards."""
+        pending, self._pending = tuple(self._pending), []
+        return pending
+
+    def _exceeds(self, rows: Sequence[Row]) -> bool:
+        return self.planner.cost([*self._pending, *rows]) > self.planner.budget

@@ -1,0 +1,240 @@
+"""The adapter of the Qwen3-Omni thinker: placeholders, positions and features of a row, and the decoder's forward.
+
+Shape legend: B rows, W width, T tokens of a row, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
+
+from relax_core.errors import DataError
+from relax_core.interfaces import Extended, ModelAdapter, Rewritten, Segment
+from relax_core.models import hf
+from relax_core.models.template import ChatTemplate
+from relax_core.types import MEDIA_KINDS, Decoded, Encoded, MediaKind, MediaPart, MediaRef, Message
+from relax_plugin_omni import checkpoint, towers
+from relax_plugin_omni.config import OmniConfig
+from relax_plugin_omni.positions import VisionBlock, rope_positions
+from relax_plugin_omni.processing import Features, Plan, Processor
+from relax_plugin_omni.tiny import tiny_config, tiny_tokenizer
+
+if TYPE_CHECKING:
+    from relax_core.media import MediaStore
+
+
+class OmniAdapter(ModelAdapter):
+    """Reads text, images, audio and video; the model is transformers' Qwen3OmniMoeThinkerForConditionalGeneration."""
+
+    Config = OmniConfig
+    config: OmniConfig
+    kinds = frozenset[MediaKind]({"image", "audio", "video"})
+
+    def __init__(self, config: OmniConfig, media: MediaStore) -> None:
+        super().__init__(config, media)
+        tiny = config.tiny
+        if tiny is not None:
+            self.tokenizer = tiny_tokenizer(tiny)
+            self.thinker = tiny_config(tiny, self.tokenizer)
+        else:
+            assert config.path is not None
+            self.tokenizer = hf.load_tokenizer(config.path)
+            self.thinker = checkpoint.thinker_config(config.path)
+        thinker = self.thinker
+        self.processor = Processor(checkpoint.settings(config, thinker))
+        self._placeholders: dict[int, MediaKind] = {
+            thinker.image_token_id: "image",
+            thinker.audio_token_id: "audio",
+            thinker.video_token_id: "video",
+        }
+        decoder = thinker.get_text_config()
+        self.vocab_size = decoder.vocab_size
+        self.stop_ids = hf.stop_ids(self.tokenizer, config.path, decoder)
+        self.banned_token_ids = hf.banned_ids(self.tokenizer, self.vocab_size, self.stop_ids, self._placeholders)
+        self.pad_id = hf.pad_id(self.tokenizer, self.stop_ids)
+        self.template = ChatTemplate(
+            self.tokenizer,
+            self.stop_ids,
+            source=config.chat_template.read_text(encoding="utf-8") if config.chat_template else None,
+            options=config.template_options,
+            reserved=[str(self.tokenizer.convert_ids_to_tokens(i)) for i in self._placeholders],
+            refuse_unknown=tiny is not None and tiny.unknown_words == "error",
+        )
+
+    # --- messages to rows ---------------------------------------------------------------------------------------------
+
+    def encode(self, history: Sequence[Message]) -> Encoded:
+        """Raises DataError for unreadable media, placeholders that do not match them, and special tokens in text."""
+        return self._row(self.template.encode(history), history, Encoded([]))
+
+    def extend(self, history: Sequence[Message], past: Encoded, new: Sequence[Message]) -> Extended | Rewritten:
+        """See ``ChatTemplate.extend``. Positions go on behind ``past``. Raises DataError as ``encode`` does."""
+        result = self.template.extend(history, past.ids[-1], new)
+        return result if isinstance(result, Rewritten) else Extended(self._row(result, new, past))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+    def _row(self, ids: list[int], messages: Sequence[Message], past: Encoded) -> Encoded:
+        """``ids`` with each placeholder repeated to its medium's length, behind ``past``."""
+        queues: dict[MediaKind, list[tuple[str, Plan]]] = {k: [] for k in self._placeholders.values()}
+        for part in (part for m in messages for part in m.media()):
+            queues[MEDIA_KINDS[type(part)]].append(self._read(part))
+        self._check_counts(ids, queues)
+        long: list[int] = []
+        refs: list[MediaRef] = []
+        plans: list[Plan] = []
+        for i in ids:
+            kind = self._placeholders.get(i)
+            if kind is None:
+                long.append(i)
+                continue
+            key, plan = queues[kind].pop(0)
+            refs.append(MediaRef(kind, key, len(past.ids) + len(long), plan.tokens))
+            plans.append(plan)
+            long += [i] * plan.tokens
+        first = self._next_position(past)
+        blocks = [self._block(ref, plan, -len(past.ids)) for ref, plan in zip(refs, plans, strict=True)]
+        return Encoded(long, tuple(refs), rope_positions(len(long), [b for b in blocks if b], first))
+
+    def _check_counts(self, ids: Sequence[int], queues: dict[MediaKind, list[tuple[str, Plan]]]) -> None:
+        for placeholder, kind in self._placeholders.items():
+            if (found := ids.count(placeholder)) != len(queues[kind]):
+                raise DataError(
+                    f"the chat template writes {found} {kind} placeholders for {len(queues[kind])} {kind} parts; use a "
+                    "template that writes one for each"
+                )
+
+    def _read(self, part: MediaPart) -> tuple[str, Plan]:
+        """Decode a medium and put its features into the store, each once. Returns key and plan."""
+        medium = self.media.decode(part)
+        key = f"{medium.hash}-{medium.kind}-{self.processor.digest}"
+        made: list[Features] = []
+
+        def make() -> Features:
+            made.append(self._made(part, medium))
+            return made[0]
+
+        self.media.features(key, make)
+        return key, self.processor.plan(made[0] if made else self.media.get(key))
+
+    def _made(self, part: MediaPart, medium: Decoded) -> Features:
+        try:
+            return self.processor.features(medium)
+        except DataError as error:
+            source = part.source if isinstance(part.source, Path) else "given in memory"
+            raise DataError(f"{MEDIA_KINDS[type(part)]} {source}: {error}") from error
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def _block(self, ref: MediaRef, plan: Plan, shift: int) -> VisionBlock | None:
+        """The positions' view of a picture; None for audio, which advances like text."""
+        if plan.grid is None:
+            return None
+        t, h, w = plan.grid
+        merge = self.processor.settings.merge
+        return VisionBlock(ref.start + shift, (t, h // merge, w // merge), plan.step)
+
+    def _next_position(self, past: Encoded) -> int:
+        if not past.ids:
+            return 0
+        known = past.positions
+        if known is None:
+            known = self._positions(Segment(past.ids, past.media))
+        return int(known.max()) + 1
+
+    def _positions(self, segment: Segment) -> NDArray[np.int32]:
+        """The segment's own positions (3, T), or those that a row of its ids and media has."""
+        if segment.positions is not None:
+            return segment.positions
+        plans = [self.processor.plan(self.media.get(ref.key)) for ref in segment.media]
+        blocks = [self._block(ref, plan, 0) for ref, plan in zip(segment.media, plans, strict=True)]
+        return rope_positions(len(segment.ids), [b for b in blocks if b])
+
+    # --- rows to the model --------------------------------------------------------------------------------------------
+
+    def forward_inputs(self, segments: Sequence[Segment], width: int) -> dict[str, Any]:
+        """``input_ids`` int64 (B, W), ``position_ids`` int64 (3, B, W), and each medium's features once (``media_*``).
+
+        A segment may be a whole row, a part of one, or several rows packed behind each other, with its own positions.
+        Raises DataError when placeholders and media do not match, for every kind.
+        """
+        positions_3BW = np.zeros((3, len(segments), width), np.int64)
+        refs: list[tuple[int, MediaRef]] = []
+        for row, segment in enumerate(segments):
+            self._check_placeholders(segment)
+            positions_3BW[:, row, : len(segment.ids)] = self._positions(segment)
+            refs += [(row * width + ref.start, ref) for ref in sorted(segment.media, key=lambda r: r.start)]
+        features = {ref.key: self.media.get(ref.key) for _, ref in refs}
+        plans = {key: self.processor.plan(found) for key, found in features.items()}
+        for _, ref in refs:
+            if ref.length != plans[ref.key].tokens:
+                raise DataError(
+                    f"{ref.kind} {ref.key}: {ref.length} placeholders in the row, and the model reads "
+                    f"{plans[ref.key].tokens} tokens; encode the row with the same settings as the model's"
+                )
+        return {
+            "input_ids": hf.token_rows(segments, width, self.pad_id),
+            "position_ids": torch.from_numpy(positions_3BW),
+            **towers.media_inputs(refs, features, plans, self.processor.settings.window),
+        }
+
+    def _check_placeholders(self, segment: Segment) -> None:
+        """Every placeholder belongs to a medium of its kind: too few audio ones would pass unseen otherwise."""
+        ids_T = np.asarray(segment.ids)
+        for placeholder, kind in self._placeholders.items():
+            expected = np.zeros(len(ids_T), bool)
+            for ref in segment.media:
+                if ref.kind == kind:
+                    expected[ref.start : ref.start + ref.length] = True
+            total = sum(ref.length for ref in segment.media if ref.kind == kind)
+            found = ids_T == placeholder
+            if total != expected.sum() or (found != expected).any():
+                raise DataError(
+                    f"a row holds {int(found.sum())} {kind} placeholders, and its {kind} media take {total} (or stand "
+                    "elsewhere); a row must be as encode and extend made it"
+                )
+
+    def load(self, device: str, dtype: torch.dtype) -> Qwen3OmniMoeThinkerForConditionalGeneration:
+        """Raises ConfigError for a checkpoint that lacks weights of the thinker."""
+        tiny = self.config.tiny
+        if tiny is not None:
+            with hf.seeded(tiny.seed):
+                model = Qwen3OmniMoeThinkerForConditionalGeneration(tiny_config(tiny, self.tokenizer))
+        else:
+            assert self.config.path is not None
+            model = checkpoint.load_thinker(self.config.path, self.thinker, dtype)
+        model.set_experts_implementation(self.config.experts)
+        hf.placed(model, device, dtype)
+        return model
+
+    def backbone(self, model: torch.nn.Module, **inputs: Any) -> torch.Tensor:
+        """Further keyword arguments of the decoder are passed on: attention_mask (2-D or 4-D), cache, use_cache ...
+
+        ``position_ids`` must be given: without them the model would guess from its last call.
+        """
+        assert isinstance(model, Qwen3OmniMoeThinkerForConditionalGeneration)
+        if inputs.get("position_ids") is None:
+            raise ValueError("backbone: position_ids (3, B, W) are missing; forward_inputs makes them")
+        inputs = hf.on_device(inputs, model.device)
+        media = {k: inputs.pop(k) for k in list(inputs) if k.startswith(towers.PREFIX)}
+        embedded = towers.embed(model, inputs.pop("input_ids"), media)
+        return hf.hidden_states(model.model.language_model, {**inputs, **embedded})
+
+    def head(self, model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        assert isinstance(model, Qwen3OmniMoeThinkerForConditionalGeneration)
+        logits: torch.Tensor = model.lm_head(hidden)
+        return logits
+
+    def save(self, model: torch.nn.Module, folder: Path) -> None:
+        """A thinker's folder, with the settings of processing in ``preprocessor_config.json``."""
+        hf.save_pretrained(model, self.tokenizer, folder)
+        checkpoint.save_settings(self.processor.settings, folder)

@@ -1,0 +1,219 @@
+"""Media to what the thinker's towers read, and how many tokens they become; needs no torchvision.
+
+Images and videos are scaled to multiples of a merged patch within a budget of pixels (bicubic), normalised, and cut
+into patches in the order of the Qwen2-VL family. Audio becomes a log-mel spectrogram (Whisper's) of 16 kHz mono.
+
+Shape legend: F frames, H height, W width, N patches, D values of a patch, M mel bins, S spectrogram frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from transformers import WhisperFeatureExtractor
+
+from relax_core.errors import DataError
+from relax_core.types import Decoded
+
+Features = dict[str, NDArray[Any]]
+
+_MOST_ELONGATED = 200
+"""Beyond this ratio of sides the model's own processor refuses an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that shapes features. Pixels: least and most of an image, and of one frame of a video."""
+
+    patch: int
+    merge: int
+    temporal: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    image_pixels: tuple[int, int]
+    video_pixels: tuple[int, int]
+    mel_bins: int
+    rate: int
+    hop: int
+    fft: int
+    window: int
+    """Half the spectrogram frames that the audio tower reads as one chunk."""
+    positions_per_second: int
+
+    @property
+    def factor(self) -> int:
+        """Sides of scaled pictures are multiples of it: one merged patch, one token."""
+        return self.patch * self.merge
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a medium becomes: ``tokens`` placeholders; for pictures the patch grid (time, height, width)."""
+
+    tokens: int
+    grid: tuple[int, int, int] | None = None
+    step: float = 1.0
+    """Positions from one time index of a video to the next."""
+
+
+class Processor:
+    """Features of decoded media. Raises DataError for what the model cannot read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.digest = hashlib.sha256(repr(asdict(settings)).encode()).hexdigest()[:8]
+        """Names the settings in the keys of features."""
+        self._mel = WhisperFeatureExtractor(  # type: ignore[no-untyped-call]
+            feature_size=settings.mel_bins,
+            sampling_rate=settings.rate,
+            hop_length=settings.hop,
+            n_fft=settings.fft,
+            return_attention_mask=True,
+        )
+        levels = (np.arange(256) * (1 / 255)).astype(np.float32)
+        mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
+        self._normalised = ((levels[:, None] - mean) / std).astype(np.float32)
+
+    def features(self, medium: Decoded) -> Features:
+        """``pixels`` (N, D) float32 and ``grid`` (3,) int64 of pictures; ``mel`` (M, S) float32 of audio.
+
+        ``step`` (float64) is beside the grid of a video.
+        """
+        if medium.kind == "audio":
+            return {"mel": self._spectrogram(medium)}
+        s = self.settings
+        frames, height, width = self._size(medium)
+        grid = np.array((frames // s.temporal, height // s.patch, width // s.patch), np.int64)
+        found: Features = {"pixels": self._patches(medium), "grid": grid}
+        if medium.kind == "video":
+            found["step"] = np.array(s.temporal / _rate(medium) * s.positions_per_second)
+        return found
+
+    def plan(self, features: Features) -> Plan:
+        """What a medium with these features becomes in a row."""
+        if "mel" in features:
+            return Plan(audio_tokens(features["mel"].shape[1], self.settings.window))
+        t, h, w = (int(n) for n in features["grid"].tolist())
+        step = features["step"].item() if "step" in features else 1.0
+        return Plan(t * h * w // self.settings.merge**2, (t, h, w), step)
+
+    def _size(self, medium: Decoded) -> tuple[int, int, int]:
+        """Frames (filled up to whole temporal patches), height and width after scaling."""
+        s = self.settings
+        frames, height, width = (1, *medium.data.shape[:2]) if medium.kind == "image" else medium.data.shape[:3]
+        least, most = s.image_pixels if medium.kind == "image" else s.video_pixels
+        return -(-frames // s.temporal) * s.temporal, *fit(height, width, s.factor, least, most)
+
+    def _patches(self, medium: Decoded) -> NDArray[np.float32]:
+        frames, height, width = self._size(medium)
+        pictures = [medium.data] if medium.kind == "image" else list(medium.data)
+        scaled = [_scaled(picture, height, width) for picture in pictures]
+        scaled += [scaled[-1]] * (frames - len(scaled))
+        levels_FHWC = np.stack(scaled)
+        values_FHWC = np.stack([self._normalised[levels_FHWC[..., c], c] for c in range(3)], axis=-1)
+        return patches(values_FHWC, self.settings.patch, self.settings.merge, self.settings.temporal)
+
+    def _spectrogram(self, medium: Decoded) -> NDArray[np.float32]:
+        wave = np.asarray(medium.data, np.float32)
+        if round(_rate(medium)) != self.settings.rate:
+            import soxr
+
+            wave = soxr.resample(wave, _rate(medium), self.settings.rate).astype(np.float32)
+        if len(wave) <= self.settings.fft // 2:
+            least = self.settings.fft // 2 / self.settings.rate
+            raise DataError(f"audio of {len(wave) / self.settings.rate:.4f} s: too short; it must last over {least} s")
+        made = self._mel(
+            [wave], sampling_rate=self.settings.rate, padding="longest", truncation=False, return_tensors="np"
+        )
+        mel: NDArray[np.float32] = made["input_features"][0].astype(np.float32)
+        return mel
+
+
+def fit(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+    """The size nearest to ``height`` x ``width`` whose sides are multiples of ``factor`` and whose area is in bounds.
+
+    The rule of the Qwen2-VL family, so that token counts equal those of other programs. Raises DataError beyond a ratio
+    of sides of 200.
+    """
+    if max(height, width) > _MOST_ELONGATED * min(height, width):
+        raise DataError(
+            f"a picture of {height} x {width} pixels: one side is more than {_MOST_ELONGATED} times the other; crop it"
+        )
+    tall, wide = round(height / factor) * factor, round(width / factor) * factor
+    scale = math.sqrt(height * width)
+    if tall * wide > most:
+        shrink = scale / math.sqrt(most)
+        tall, wide = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif tall * wide < least:
+        grow = math.sqrt(least) / scale
+        tall, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return tall, wide
+
+
+def patches(values_FHWC: NDArray[np.float32], patch: int, merge: int, temporal: int) -> NDArray[np.float32]:
+    """Patches (N, D) in reading order of merged patches, each ordered (channel, time, height, width)."""
+    frames, height, width, channels = values_FHWC.shape
+    cut = values_FHWC.reshape(
+        frames // temporal,
+        temporal,
+        height // (patch * merge),
+        merge,
+        patch,
+        width // (patch * merge),
+        merge,
+        patch,
+        channels,
+    )
+    return np.ascontiguousarray(cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)).reshape(-1, channels * temporal * patch**2)
+
+
+def audio_tokens(frames: int, window: int) -> int:
+    """Tokens of a spectrogram: each chunk of ``2 * window`` frames is halved three times by the tower, rounding up."""
+    full, rest = divmod(frames, 2 * window)
+    return full * _halved(2 * window) + _halved(rest)
+
+
+def audio_chunks(mels: Sequence[NDArray[np.float32]], window: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The chunks that the audio tower reads: features (chunks, M, width), and how many frames of each are real.
+
+    The width makes a chunk's tokens independent of the other clips: the tower's convolutions see zeros beyond the end
+    of a clip, and how many they see would otherwise depend on the longest chunk of the batch.
+    """
+    cuts = [mel[:, i : i + 2 * window] for mel in mels for i in range(0, mel.shape[1], 2 * window)]
+    lengths = np.array([cut.shape[1] for cut in cuts], np.int64)
+    width = min(2 * window, 8 * _halved(int(lengths.max())))
+    chunks = np.zeros((len(cuts), cuts[0].shape[0], width), np.float32)
+    for chunk, cut in zip(chunks, cuts, strict=True):
+        chunk[:, : cut.shape[1]] = cut
+    return chunks, lengths
+
+
+def audio_rows(lengths: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Which rows of the tower's (chunks x tokens) grid are real tokens."""
+    per_chunk = _halved(width)
+    real = np.array([_halved(int(n)) for n in lengths])
+    return np.flatnonzero(np.arange(per_chunk) < real[:, None])
+
+
+def _halved(frames: int) -> int:
+    """Three convolutions of stride 2."""
+    return -(-frames // 8)
+
+
+def _rate(medium: Decoded) -> float:
+    if not medium.rate or medium.rate <= 0:
+        raise DataError(f"{medium.kind}: rate is {medium.rate}; it must be a positive number a second")
+    return medium.rate
+
+
+def _scaled(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    if picture.shape[:2] == (height, width):
+        return picture
+    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
