@@ -18,6 +18,7 @@ import statistics
 import tempfile
 from importlib import metadata
 from importlib.metadata import EntryPoint
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,10 +45,13 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a value of the run file")
     p.add_argument("--profile", default="", help="write cProfile's statistics here (slows the run)")
     p.add_argument("--json", default="")
-    return p.parse_args()
+    a = p.parse_args()
+    if a.warmup == 0:
+        p.error("--warmup: found 0; a step is timed from the end of the one before, so give 1 or more")
+    return a
 
 
-def run_file(work: Work, folder: Path, steps: int, tail: bool) -> dict[str, Any]:
+def run_file(work: Work, folder: Path, steps: int, threads: int, tail: bool) -> dict[str, Any]:
     """The work as a run file, with the peers' settings; what it leaves out has Relax's defaults."""
     from benchmarks.peers import workloads
 
@@ -64,7 +68,8 @@ def run_file(work: Work, folder: Path, steps: int, tail: bool) -> dict[str, Any]
         "rewards": [{"id": "share", "token": work.tokenizer.convert_tokens_to_ids(workloads.TARGET)}],
         "algorithm": {"id": "grpo", "aggregation": "sequence-mean", "clip_low": 0.2, "clip_high": 0.2},
         "sampling": {"temperature": 1.0, "max_new_tokens": work.max_new_tokens},
-        "trainer": {"id": "torch", "lr": work.lr, "weight_decay": 0.0, "max_grad_norm": 1.0},
+        "engine": {"id": "torch", "threads": threads},
+        "trainer": {"id": "torch", "lr": work.lr, "weight_decay": 0.0, "clip": 1.0, "threads": threads},
         "callbacks": [{"id": "clock"}],
     }
 
@@ -79,18 +84,16 @@ def prepared(work: Work, folder: Path, a: argparse.Namespace, steps: int) -> Run
     work.tokenizer.save_pretrained(folder / "model")
     (folder / "template.jinja").write_text(TEMPLATE)
     file = folder / "run.yaml"
-    file.write_text(yaml.safe_dump(run_file(work, folder, steps, a.tail)))
+    file.write_text(yaml.safe_dump(run_file(work, folder, steps, a.threads, a.tail)))
     return prepare(file, a.set, report=lambda line: None, installed=[*installed_plugins(), PLUGIN])
 
 
 def trained(run: Run, profile: str) -> None:
     """Train with nothing on the screen."""
-    from rich.console import Console
-
-    from relax_core.progress import Screen
+    from relax_core.screen import Screen
     from relax_core.train import run_training
 
-    with Screen(run, Console(quiet=True)) as screen:
+    with Screen(run, quiet=True) as screen:
         if not profile:
             run_training(run, screen)
             return
@@ -120,9 +123,7 @@ def measure(a: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def summary(
-    a: argparse.Namespace, work: Work, warmup: int, clock: Clock, total: dict[str, Any]
-) -> dict[str, Any]:
+def summary(a: argparse.Namespace, work: Work, warmup: int, clock: Clock, total: dict[str, Any]) -> dict[str, Any]:
     wall, burn = differences(clock.wall, warmup), differences(clock.cpu, warmup)
     metrics = [event.metrics for event in clock.steps]
     measured = metrics[warmup:]
@@ -156,7 +157,7 @@ def summary(
 
 def differences(times: list[float], warmup: int) -> list[float]:
     """Seconds from each step's end to the next one's, without those of the warm-up, which is at least one step."""
-    return [after - before for before, after in zip(times, times[1:], strict=False)][warmup - 1 :]
+    return [after - before for before, after in pairwise(times)][warmup - 1 :]
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         required = field.is_required()
         default = "required" if required else _shown(field.get_default(call_default_factory=True))
-        doc = " ".join((field.description or "").replace("``", "").split())
+        doc = " ".join((field.description or "").replace("``", "`").split())
         yield Setting(prefix + name, type_name(field.annotation), default, doc)
         for inner in _models(field.annotation):
             yield from _fields(inner, f"{prefix}{name}.")
@@ -120,8 +120,8 @@ def type_name(annotation: Any) -> str:
         return f"mapping to {type_name(args[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "mapping"
-    names = {str: "text", bool: "true | false", NoneType: "null", Path: "path"}
-    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    words: dict[Any, str] = {str: "text", bool: "true | false", NoneType: "null", Path: "path"}
+    return words.get(annotation) or str(getattr(annotation, "__name__", annotation))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -34,14 +34,13 @@ TURNS = 3
 
 
 def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
-    """One line for each problem; what was tried, and one row as the model will read it, are reported."""
+    """One line for each problem; what was tried, and a prompt of each environment as it is read, are reported."""
     from relax_core.run import build_adapter
 
     problems = list(component_problems(run.config, run.stack, heavy=True))
     if problems:
         return problems
     adapter, media = build_adapter(run)
-    shown = False
     for i, section in enumerate(run.config.environments):
         environment: Environment = run.stack.build("environments", section, where=f"environments.{i}")
         splits: list[Literal["train", "eval"]] = ["train"]
@@ -54,12 +53,9 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
                 tried.task(replace(tasks[place], environment=section.label))
             report(f"environments.{section.label}: {split}: {tried.summary()}")
             problems += [f"environments.{section.label}: {split}: {line}" for line in tried.problems()]
-            if not shown and tried.example is not None:
-                report(f"a row of {section.label} as the model reads it: {rendered(adapter, tried.example)}")
-                note = thinking_note(adapter, tasks[0])
-                if note:
-                    report(f"note: {note}")
-                shown = True
+            if split == "train" and tried.example is not None:
+                text = rendered(adapter, tried.example)
+                report(f"environments.{section.label}: a prompt as the model reads it: {text}")
     return problems
 
 
@@ -71,7 +67,8 @@ class Trial:
         self.tasks = 0
         self.lengths: list[int] = []
         self.placeholders: Counter[str] = Counter()
-        self.rewrites: Counter[str] = Counter()
+        self.rewrites: list[str] = []
+        self.note: str | None = None
         self.example: Encoded | None = None
         self._problems: dict[str, list[str]] = {}
 
@@ -92,6 +89,8 @@ class Trial:
                 self._wrong(task, line)
             for line in conversation_problems(self.adapter, task, self.rewrites):
                 self._wrong(task, line)
+            if self.tasks == 1:
+                self.note = thinking_note(self.adapter, task)
         except Exception as error:
             self._wrong(task, describe(error))
 
@@ -108,8 +107,12 @@ class Trial:
         """What was tried, in one line."""
         longest = f", prompts of {min(self.lengths)} to {max(self.lengths)} tokens" if self.lengths else ""
         media = "".join(f", {count} {kind} placeholders" for kind, count in sorted(self.placeholders.items()))
-        reasons = "".join(f"; a new sample starts at {n} turns: {why}" for why, n in self.rewrites.items())
-        return f"{self.tasks} tasks encoded{longest}{media}{reasons}"
+        count, later = len(self.rewrites), self.tasks * (TURNS - 1)
+        rewrites = (
+            f"; a new sample starts at {count} of {later} later turns, first: {self.rewrites[0]}" if count else ""
+        )
+        note = f"; {self.note}" if self.note and not count else ""
+        return f"{self.tasks} tasks encoded{longest}{media}{rewrites}{note}"
 
 
 # --- one encoding ---------------------------------------------------------------------------------------------------
@@ -188,11 +191,11 @@ class ScriptedEngine(Engine):
         return {}
 
 
-def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: Counter[str]) -> Iterator[str]:
+def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: list[str]) -> Iterator[str]:
     """Play a task for some turns with made-up replies, through the very code that plays it in training.
 
     At each sampling the tokens so far must be those of the template for the whole history; where the template rewrites
-    what was sampled, a new sample must start. The reasons for that are counted in ``rewrites``.
+    what was sampled, a new sample must start. The reasons for that go into ``rewrites``.
     """
     engine = ScriptedEngine()
     chat = Chat(engine, adapter, Sampling(), Seat(0, task.id, 0, 0, (0,)))
@@ -205,7 +208,7 @@ def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: Counter[s
             engine.reply = _reply(adapter, wanted.ids, adapter.encode([*chat.history, *new, said, more]).ids)
             asyncio.run(chat(*new))
             yield from (f"turn {turn}: {line}" for line in difference(engine.prompt, wanted))
-        rewrites.update(chat.rewrites)
+        rewrites += chat.rewrites
     finally:
         chat.close()
 

@@ -204,8 +204,11 @@ def main(arguments: list[str] | None = None) -> None:
         app(args=arguments, obj=settings)
     except RelaxError as error:
         if settings["traceback"]:
-            raise
-        _print_error(error)
+            import traceback
+
+            traceback.print_exception(error)
+        else:
+            _print_error(error)
         sys.exit(EXIT_ERROR)
 
 

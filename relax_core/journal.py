@@ -102,10 +102,10 @@ class Journal:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing; {self._span()}") from None
+            raise CheckpointError(f"{path} is missing; {self.span()}") from None
         body, digest = content[:-DIGEST_BYTES], hashlib.sha256(content[:-DIGEST_BYTES])
         if digest.digest() != content[-DIGEST_BYTES:]:
-            raise CheckpointError(f"{path} was truncated or altered: its SHA-256 is another one; {self._span()}")
+            raise CheckpointError(f"{path} was truncated or altered: its SHA-256 is another one; {self.span()}")
         try:
             entry = decode(body, media or _unavailable)
         except (DataError, KeyError, ValueError, TypeError) as error:
@@ -133,7 +133,8 @@ class Journal:
         while len(steps) > self.keep_steps:
             self.path(steps.pop(0)).unlink(missing_ok=True)
 
-    def _span(self) -> str:
+    def span(self) -> str:
+        """Which steps have entries, in words."""
         steps = self.steps()
         return f"the journal holds steps {steps[0]} to {steps[-1]}" if steps else "the journal is empty"
 

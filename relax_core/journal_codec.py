@@ -84,12 +84,16 @@ def _split(rows: Sequence[Row], places: Mapping[Any, list[int]]) -> tuple[dict[s
     pieces: list[Any] = []
     for name in dict.fromkeys(name for row in rows for name in row.columns):
         cells: dict[Any, tuple[list[int], list[Any]]] = {}
-        for i, row in enumerate(rows):
-            if name in row.columns:
-                value = row.columns[name]
-                numbers, values = cells.setdefault(_kind(value), ([], []))
-                numbers.append(i)
-                values.append(value)
+        numbers = [i for i, row in enumerate(rows) if name in row.columns]
+        values = [rows[i].columns[name] for i in numbers]
+        kinds = list(map(_kind, values))
+        if len(set(kinds)) == 1:
+            cells[kinds[0]] = numbers, values
+        else:
+            for kind, i, value in zip(kinds, numbers, values, strict=True):
+                found = cells.setdefault(kind, ([], []))
+                found[0].append(i)
+                found[1].append(value)
         for kind, (numbers, values) in cells.items():
             where = None if len(numbers) == len(rows) else numbers
             if isinstance(kind, str):
@@ -106,9 +110,10 @@ def _split(rows: Sequence[Row], places: Mapping[Any, list[int]]) -> tuple[dict[s
 
 def _kind(value: Any) -> str | tuple[Any, int]:
     """How a cell is stored: the name of a kind, or (dtype, dimensions) of an array."""
-    if type(value) is float:
+    kind = type(value)
+    if kind is float:
         return "value"
-    if type(value).__module__ == "numpy" and value.shape and value.dtype.kind in "biufc":
+    if kind.__module__ == "numpy" and value.ndim and value.dtype.kind in "biufc":
         return value.dtype, value.ndim
     if isinstance(value, Trajectory):
         return "trajectory"

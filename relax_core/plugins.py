@@ -79,7 +79,9 @@ def activate(names: Iterable[str], *, installed: Sequence[EntryPoint] | None = N
         manager.add(load_plugin(entry), name, who(entry))
     components = {kind: _collect(manager, kind) for kind in BASES}
     inactive = sorted({entry.name for entry in found} - versions.keys())
-    return Stack(manager, versions, components, inactive)
+    stack = Stack(manager, versions, components, inactive)
+    stack.callbacks.update((n, plugin) for n, plugin in manager.list_name_plugin() if isinstance(plugin, Callback))
+    return stack
 
 
 def _checked(names: Iterable[str]) -> list[str]:
@@ -182,7 +184,7 @@ class Stack:
         self.hook = cast(Callback, manager.hook)
         """The life cycle, typed: ``stack.hook.on_step_start(run=run, event=StepStart(3))``."""
         self.callbacks: dict[str, Callback] = {}
-        """Those of ``add_callback``, by name and in order: their state is saved with every checkpoint."""
+        """Those that are plugins themselves and those of ``add_callback``, by name: checkpoints save their state."""
 
     def pipe(self, name: str, run: Any, value: T, event: Any) -> T:
         """Call a transforming hook: each implementation gets the former's result, listed first runs first."""

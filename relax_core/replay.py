@@ -115,6 +115,8 @@ class Replay:
         found = self.checkpoints.before(step, self.note)
         first = found[0] if found else 0
         present = set(self.journal.steps())
+        if step not in present:
+            raise CheckpointError(f"{self.journal.folder}: no entry of step {step}; {self.journal.span()}")
         missing = [s for s in range(first, step + 1) if s not in present]
         if missing:
             raise CheckpointError(
@@ -128,9 +130,7 @@ class Replay:
             states = json.loads((folder / "state.json").read_text())["callbacks"]
             for name, callback in self.run.stack.callbacks.items():
                 callback.load_state_dict(states.get(name, {}))
-        self.note(
-            f"starting from {found[1] if found else 'the initial weights'}, {step - first} steps before step {step}"
-        )
+        self.note(f"starting from {found[1] if found else 'the initial weights'}, trained again from step {first} on")
         return first
 
     async def _train_recorded(self, step: int) -> None:

@@ -53,11 +53,13 @@ MEDIA_TYPES: dict[MediaKind, type[Image] | type[Audio] | type[Video]] = {"image"
 # --- JSON text --------------------------------------------------------------------------------------------------------
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def dumps(value: Any) -> bytes:
     """Compact JSON on one line, letters of every script as they are. Raises ValueError for NaN and inf."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
-        return text.encode()
+        return _ENCODER.encode(value).encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 cannot hold: write escapes
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
@@ -78,20 +80,29 @@ def pack(value: Any) -> Any:
 
     What else there is becomes an ``Opaque``: an odd object in a task's metadata must not end a run.
     """
-    if value is None or isinstance(value, str | bool | int):
+    kind = type(value)  # the usual types first: this runs for every trajectory of a step
+    if kind is str or kind is int or value is None or kind is bool:
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, list):
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is list:
         return [pack(v) for v in value]
-    if isinstance(value, Mapping):
-        if all(type(key) is str and key[:1] != "$" for key in value):
-            return {key: pack(v) for key, v in value.items()}
-        return {"$map": [[pack(key), pack(v)] for key, v in value.items()]}
+    if kind is dict and all(type(key) is str and key[:1] != "$" for key in value):
+        return {key: pack(v) for key, v in value.items()}
     return _pack_object(value)
 
 
 def _pack_object(value: Any) -> Any:
+    if isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, list):
+        return [pack(v) for v in value]
+    if isinstance(value, Mapping):
+        pairs = dict(value)
+        plain = type(value) is not dict and all(type(key) is str and key[:1] != "$" for key in pairs)
+        return pack(pairs) if plain else {"$map": [[pack(key), pack(v)] for key, v in pairs.items()]}
     if isinstance(value, tuple):
         return {"$tuple": [pack(v) for v in value]}
     if isinstance(value, set | frozenset):
@@ -102,7 +113,8 @@ def _pack_object(value: Any) -> Any:
         return {"$path": str(value)}
     if isinstance(value, Opaque):
         return {"$opaque": [value.type, value.text]}
-    if type(value).__module__ == "numpy" and value.dtype.kind in "biufcSU":  # an array, or a scalar: shape ()
+    dtype = getattr(value, "dtype", None)
+    if type(value).__module__ == "numpy" and dtype is not None and dtype.kind in "biufcSU":  # a scalar has shape ()
         return {"$array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
     return {"$opaque": [f"{type(value).__module__}.{type(value).__qualname__}", repr(value)[:200]]}
 

@@ -7,6 +7,7 @@ files that a browser can show and from which the very same decoded content comes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,11 +90,11 @@ class TrajectoryFiles:
 
     def _lines(self, step: int, group: Group) -> Iterator[bytes]:
         head = {"step": step, "group": group.id, "serial": group.serial}
-        task = serial.task_to_json(group.task, self._decode)
+        start = serial.dumps({**head, "task": serial.task_to_json(group.task, self._decode)})[:-1] + b","
         for trajectory in group.trajectories:
-            line = {**head, "task": task, **serial.trajectory_to_json(trajectory, self._decode)}
-            line["samples"] = [_sample_to_json(sample) for sample in trajectory.samples]
-            yield serial.dumps(line) + b"\n"
+            rest = serial.trajectory_to_json(trajectory, self._decode)
+            rest["samples"] = [_sample_to_json(sample) for sample in trajectory.samples]
+            yield start + serial.dumps(rest)[1:] + b"\n"
 
     # --- media --------------------------------------------------------------------------------------------------------
 
@@ -140,12 +141,11 @@ def _messages(groups: Sequence[Group]) -> Iterator[Message]:
 
 
 def _sample_to_json(sample: Sample) -> dict[str, Any]:
-    import numpy as np
-
+    logprobs = [round(v, DECIMALS) for v in sample.logprobs]
     return {
         "ids": sample.ids,
         "mask": sample.mask,
-        "logprobs": serial.pack(np.round(np.asarray(sample.logprobs, np.float64), DECIMALS).tolist()),
+        "logprobs": logprobs if all(map(math.isfinite, logprobs)) else serial.pack(logprobs),
         "versions": sample.versions,
         "media": serial.refs_to_json(sample.media),
     }

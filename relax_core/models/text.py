@@ -32,7 +32,7 @@ from relax_core.types import MEDIA_KINDS, Encoded, Message
 if TYPE_CHECKING:
     from relax_core.media import MediaStore
 
-_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class TextAdapter(ModelAdapter):
@@ -52,12 +52,11 @@ class TextAdapter(ModelAdapter):
             self.tokenizer = hf.load_tokenizer(config.path)
             self._model_config = AutoConfig.from_pretrained(config.path, local_files_only=True)
         decoder = self._model_config.get_text_config()
-        self._window = _window(decoder)
+        _refuse_recurrent(decoder)
         self.vocab_size = decoder.vocab_size
         self.stop_ids = hf.stop_ids(self.tokenizer, config.path, decoder)
         self.pad_id = hf.pad_id(self.tokenizer, self.stop_ids)
         self.banned_token_ids = hf.banned_ids(self.tokenizer, self.vocab_size, self.stop_ids)
-        self.shares_prefix = self._window is None
         self.template = ChatTemplate(
             self.tokenizer,
             self.stop_ids,
@@ -107,15 +106,12 @@ class TextAdapter(ModelAdapter):
         return model
 
     def backbone(self, model: torch.nn.Module, **inputs: Any) -> torch.Tensor:
-        """Further keyword arguments of the decoder are passed on: attention_mask (2-D or 4-D), cache, use_cache ..."""
+        """Further keyword arguments of the decoder are passed on: attention_mask, cache, use_cache ...
+
+        A 4-D mask holds for all layers alike; a model with sliding windows takes a mapping of one for each layer type.
+        """
         assert isinstance(model, PreTrainedModel)
-        inputs = hf.on_device(inputs, model.device)
-        if self._window is not None and (longest := int(inputs["position_ids"].max()) + 1) > self._window:
-            raise ConfigError(
-                f"model.path: layers that see {self._window} tokens, and a row of {longest}; longer rows would be "
-                "computed wrongly: lower sampling.max_new_tokens or the length of prompts"
-            )
-        return hf.hidden_states(model.base_model, inputs)
+        return hf.hidden_states(model.base_model, hf.on_device(inputs, model.device))
 
     def head(self, model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """Logits with the scale and the soft cap that the model's config states."""
@@ -161,17 +157,10 @@ def tiny_qwen3(tiny: TinyModel, tokenizer: PreTrainedTokenizerFast) -> Qwen3Conf
     )
 
 
-def _window(decoder: PreTrainedConfig) -> int | None:
-    """How many tokens the narrowest attention layer sees; None: all. Raises ConfigError for other kinds of layers."""
-    layers = set(getattr(decoder, "layer_types", None) or ())
-    if other := sorted(layers - _LAYERS):
+def _refuse_recurrent(decoder: PreTrainedConfig) -> None:
+    """Layers that carry a state see through masks, so rows could not be padded or packed."""
+    if other := sorted(set(getattr(decoder, "layer_types", None) or ()) - _LAYERS):
         raise ConfigError(
             f"model.path: layers of type {other[0]} (in {decoder.model_type}) carry a state through masks; allowed: "
             f"{', '.join(sorted(_LAYERS))}"
         )
-    found = []
-    if not layers or "sliding_attention" in layers:
-        found.append(getattr(decoder, "sliding_window", None))
-    if "chunked_attention" in layers:
-        found.append(getattr(decoder, "attention_chunk_size", None))
-    return min((w for w in found if w), default=None)

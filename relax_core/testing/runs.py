@@ -80,10 +80,15 @@ def accounted(groups: Mapping[str, int]) -> bool:
     return groups["issued"] == sum(groups[name] for name in ended)
 
 
-def in_child(work: Callable[[], object], kill_after_s: float | None = None, limit_s: float = 120.0) -> int:
+def in_child(
+    work: Callable[[], object],
+    kill_after_s: float | None = None,
+    kill_when: Callable[[], bool] = lambda: True,
+    limit_s: float = 120.0,
+) -> int:
     """Run ``work`` in a forked child (so that imports are paid once); its exit code, or minus the signal that ended it.
 
-    ``kill_after_s``: SIGKILL it then, if it is still running. ``limit_s``: AssertionError when it takes longer.
+    ``kill_after_s``: SIGKILL it so long after ``kill_when`` first held. ``limit_s``: then AssertionError.
     """
     child = os.fork()
     if child == 0:
@@ -97,14 +102,16 @@ def in_child(work: Callable[[], object], kill_after_s: float | None = None, limi
             sys.stderr.flush()
             os._exit(code)
     start = time.monotonic()
+    armed: float | None = None
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         elapsed = time.monotonic() - start
-        if kill_after_s is not None and elapsed >= kill_after_s:
-            os.kill(child, signal.SIGKILL)
-            kill_after_s = None
+        if kill_after_s is not None:
+            armed = elapsed if armed is None and kill_when() else armed
+            if armed is not None and elapsed - armed >= kill_after_s:
+                os.kill(child, signal.SIGKILL)
         if elapsed > limit_s:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -4,7 +4,8 @@ Token-wise layers run on the flat sequence (1, N) as it is. Here its tokens are 
 themselves, and windows, several in a lane, to their prompt's keys and values and to their own tokens before. A prompt is
 computed once, whatever the number of its windows; its gradient is the sum over them.
 
-Legend: N tokens, P prompts, W prompt width, L lanes, S lane width, H query heads, K key/value heads, D head size.
+Legend: N tokens, P prompts, W prompt width, L lanes, S lane width, H query heads, K key/value heads, X either, D head size;
+of either rectangle R rows, C columns, E = R x C entries.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -68,57 +71,106 @@ def supports_lanes(model: torch.nn.Module) -> bool:
     return set(kinds) <= {"full_attention", "sliding_attention"}
 
 
+class Rectangle:
+    """Rows of a rectangle (R, C), whose tokens, without the padding at the rows' ends, lie one after the other."""
+
+    def __init__(self, lengths_R: NDArray[np.int64], first: int, device: torch.device) -> None:
+        width = int(lengths_R.max(initial=0))
+        self.shape = (len(lengths_R), width)
+        self.tokens = slice(first, first + int(lengths_R.sum()))
+        real_RC = np.arange(width) < lengths_R[:, None]
+        entry_N = np.flatnonzero(real_RC)
+        token_E = np.zeros(real_RC.size, np.int64)  # padding reads the first token: finite, and never seen
+        token_E[entry_N] = np.arange(len(entry_N))
+        self.full = bool(real_RC.all())
+        self.real_RC = torch.from_numpy(real_RC).to(device)
+        self._entry_N, self._token_E = torch.from_numpy(entry_N).to(device), torch.from_numpy(token_E).to(device)
+        self._padding = torch.from_numpy(np.flatnonzero(~real_RC)).to(device)
+
+    def arranged(self, flat_NXD: Tensor) -> Tensor:
+        """(R, X, C, D) of all tokens of the sequence (N, X, D)."""
+        own = flat_NXD[self.tokens]
+        if not self.full:
+            own = _Rearranged.apply(own, self._token_E, self._entry_N, None)
+        return own.view(*self.shape, *flat_NXD.shape[1:]).transpose(1, 2)
+
+    def flat(self, arranged: Tensor) -> Tensor:
+        """The tokens (n, X, D) of (R, X, C, D)."""
+        entries = arranged.transpose(1, 2).flatten(0, 1)
+        return entries if self.full else _Rearranged.apply(entries, self._entry_N, self._token_E, self._padding)
+
+    def of(self, values_N: Tensor) -> Tensor:
+        """Numbers of tokens (N) as (R, C)."""
+        return values_N[self.tokens][self._token_E].view(self.shape)
+
+
+class _Rearranged(torch.autograd.Function):
+    """``x.index_select(0, there)``, where ``back`` leads back: its gradient needs no sums, and is the same at every call.
+
+    Entries of x that ``there`` leaves out (``unread``) get the gradient 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor, unread: Tensor | None) -> Tensor:
+        ctx.back, ctx.unread = back, unread
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        gradient = gradients[0].index_select(0, ctx.back)
+        if ctx.unread is not None:
+            gradient.index_fill_(0, ctx.unread, 0)
+        return gradient, None, None, None
+
+
 class DeviceLanes:
-    """The lanes of a layout on the model's device, with the attention masks that its layers ask for."""
+    """The rectangles of a layout on the model's device, with the attention masks that its layers ask for."""
 
     def __init__(self, lanes: Lanes, device: torch.device) -> None:
-        def on_device(array: Any) -> Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
-        self.prompts_PW, self.lanes_LS = on_device(lanes.prompts_PW), on_device(lanes.lanes_LS)
-        self.prompt_L, self._member_LS = on_device(lanes.prompt_L), on_device(lanes.member_LS)
-        self._place_N = on_device(lanes.place_N)
+        self.prompts = Rectangle(lanes.prompt_lengths_P, 0, device)
+        self.lanes = Rectangle(lanes.lane_lengths_L, self.prompts.tokens.stop, device)
+        self.prompt_L = torch.from_numpy(lanes.prompt_L).to(device)
+        self._window_N, self._place_N = (torch.from_numpy(x).to(device) for x in (lanes.window_N, lanes.place_N))
         self._longest = int(lanes.place_N.max()) + 1
         self._masks: dict[tuple[int | None, torch.dtype], tuple[Tensor | None, Tensor]] = {}
-        # Reading an index of -1 gives the last token: finite, and never seen.
-        slots = torch.cat([self.prompts_PW.flatten(), self.lanes_LS.flatten()])
-        real = (slots >= 0).nonzero()[:, 0]
-        self.slot_N = torch.empty_like(self._place_N).index_copy_(0, slots[real], real)
-        """Where each token is among the rectangles' entries, prompts first."""
-        self.slots = slots.clamp(min=0)
 
-    def masks(self, window: int | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
-        """Additive masks for the prompts (None: causal) and the lanes. ``window``: how many tokens a layer sees."""
-        if window is not None and window >= self._longest:
-            window = None
-        if (window, dtype) not in self._masks:
-            self._masks[window, dtype] = self._made(window, dtype)
-        return self._masks[window, dtype]
+    def masks(self, reach: int | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
+        """Additive masks of prompts (None: causal) and lanes. ``reach``: how many tokens a layer sees; None: all."""
+        if reach is not None and reach >= self._longest:
+            reach = None
+        if (reach, dtype) not in self._masks:
+            prompts, lanes = self._prompt_mask(reach), self._lane_mask(reach)
+            self._masks[reach, dtype] = (None if prompts is None else _additive(prompts, dtype), _additive(lanes, dtype))
+        return self._masks[reach, dtype]
 
-    def _made(self, window: int | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
-        lane_real_LS, prompt_real_PW = self.lanes_LS >= 0, self.prompts_PW >= 0
-        order_S = torch.arange(self.lanes_LS.shape[1], device=self.lanes_LS.device)
-        own_LSS = (self._member_LS[:, :, None] == self._member_LS[:, None]) & (order_S[:, None] >= order_S)
-        own_LSS &= lane_real_LS[:, None] | torch.eye(len(order_S), dtype=torch.bool, device=order_S.device)
-        place_LS, place_PW = self._place_N[self.lanes_LS], self._place_N[self.prompts_PW]
-        seen = [own_LSS]
-        if len(prompt_real_PW):
-            width = prompt_real_PW.shape[1]
-            prompt_LW = prompt_real_PW[self.prompt_L]
-            seen = [prompt_LW[:, None].expand(-1, len(order_S), width), own_LSS]
-        prompt_mask = None
-        if window is not None:
-            seen[-1] = own_LSS & (place_LS[:, :, None] - place_LS[:, None] < window)
-            if len(prompt_real_PW):
-                seen[0] = seen[0] & (place_LS[:, :, None] - place_PW[self.prompt_L][:, None] < window)
-                order_W = torch.arange(width, device=order_S.device)
-                near_WW = (order_W[:, None] >= order_W) & (order_W[:, None] - order_W < window)
-                prompt_mask = _additive(near_WW, dtype)[None, None]
-        return prompt_mask, _additive(torch.cat(seen, -1), dtype)[:, None]
+    def _prompt_mask(self, reach: int | None) -> Tensor | None:
+        if reach is None:
+            return None
+        order_W = torch.arange(self.prompts.shape[1], device=self.prompt_L.device)
+        back_WW = order_W[:, None] - order_W
+        return ((back_WW >= 0) & (back_WW < reach))[None]
+
+    def _lane_mask(self, reach: int | None) -> Tensor:
+        """(L, S, W + S) bool: what each token sees of its prompt, and of its lane."""
+        real_LS, window_LS, place_LS = self.lanes.real_RC, self.lanes.of(self._window_N), self.lanes.of(self._place_N)
+        order_S = torch.arange(real_LS.shape[1], device=real_LS.device)
+        seen_LSS = (window_LS[:, :, None] == window_LS[:, None]) & (order_S[:, None] >= order_S)
+        # Padding sees itself alone: to see nothing would make NaN.
+        seen_LSS &= real_LS[:, None] | torch.eye(len(order_S), dtype=torch.bool, device=real_LS.device)
+        if reach is not None:
+            seen_LSS &= place_LS[:, :, None] - place_LS[:, None] < reach
+        if not self.prompts.shape[0]:
+            return seen_LSS
+        seen_LSW = self.prompts.real_RC[self.prompt_L][:, None].expand(-1, len(order_S), -1)
+        if reach is not None:
+            place_LW = self.prompts.of(self._place_N)[self.prompt_L]
+            seen_LSW = seen_LSW & (place_LS[:, :, None] - place_LW[:, None] < reach)
+        return torch.cat([seen_LSW, seen_LSS], -1)
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+    return mask[:, None]
 
 
 def attend(
@@ -139,28 +191,17 @@ def attend(
     assert lanes is not None and attention_mask is None
     attention.calls += 1
     prompt_mask, lane_mask = lanes.masks(sliding_window, query.dtype)
-    (queries_P, queries_L), (keys_P, keys_L), (values_P, values_L) = (_arranged(x, lanes) for x in (query, key, value))
+    flat = [x[0].transpose(0, 1) for x in (query, key, value)]
+    queries_L, keys_L, values_L = (lanes.lanes.arranged(x) for x in flat)
     outputs = []
-    if len(lanes.prompts_PW):
-        mixed_P = _sdpa(queries_P, keys_P, values_P, prompt_mask, scaling)
+    if lanes.prompts.shape[0]:
+        queries_P, keys_P, values_P = (lanes.prompts.arranged(x) for x in flat)
+        outputs.append(lanes.prompts.flat(_sdpa(queries_P, keys_P, values_P, prompt_mask, scaling)))
         keys_L = torch.cat([keys_P.index_select(0, lanes.prompt_L), keys_L], 2)
         values_L = torch.cat([values_P.index_select(0, lanes.prompt_L), values_L], 2)
-        outputs.append(mixed_P.transpose(1, 2).flatten(0, 1))
-    if len(lanes.lanes_LS):
-        mixed_L = _sdpa(queries_L, keys_L, values_L, lane_mask, scaling)
-        outputs.append(mixed_L.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, lanes.slot_N)[None], None
-
-
-def _arranged(flat: Tensor, lanes: DeviceLanes) -> tuple[Tensor, Tensor]:
-    """(1, X, N, D) -> (P, X, W, D) of the prompts and (L, X, S, D) of the lanes."""
-    entries = flat[0].transpose(0, 1).index_select(0, lanes.slots)
-    prompts, windows = entries.split([lanes.prompts_PW.numel(), lanes.lanes_LS.numel()])
-    shape = entries.shape[1:]
-    return (
-        prompts.view(*lanes.prompts_PW.shape, *shape).transpose(1, 2),
-        windows.view(*lanes.lanes_LS.shape, *shape).transpose(1, 2),
-    )
+    if lanes.lanes.shape[0]:
+        outputs.append(lanes.lanes.flat(_sdpa(queries_L, keys_L, values_L, lane_mask, scaling)))
+    return torch.cat(outputs)[None], None
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

@@ -76,7 +76,7 @@ class Decoder:
         self.admitting = True
         """While False no waiting request gets a slot; running ones go on."""
         self.drawn = self.prefilled = self.failures = 0
-        """Tokens drawn and prompts read since the start, and failures of the model since the last drawn token."""
+        """Tokens drawn and prompts read since the start, and steps in a row in which the model failed."""
         self._banned = torch.tensor(sorted(adapter.banned_token_ids), dtype=torch.long, device=self.device)
         self._stops = np.asarray(sorted(adapter.stop_ids), np.int64)
         self._tickets = count()
@@ -154,7 +154,7 @@ class Decoder:
         if the model fails as a whole, all running requests of the pool do.
         """
         state = self._pools[pool]
-        state.ended = []
+        state.ended, drawn = [], self.drawn
         try:
             if self.admitting and state.queue:
                 self._admit(state)
@@ -162,6 +162,8 @@ class Decoder:
                 self._decode(state)
         except Exception as error:
             self._fail_all(state, error)
+        else:
+            self.failures = 0 if self.drawn > drawn else self.failures
         self._release(state)
         return state.ended
 
@@ -282,7 +284,6 @@ class Decoder:
         ids_R, logprobs_R = torch.cat(drawn, 1).cpu().numpy()
         rows.append(first, ids_R.astype(np.int64), logprobs_R.astype(np.float32), len(self.versions) - 1)
         self.drawn += len(ids_R)
-        self.failures = 0
         self._collect(state, first)
 
     # --- leaving -----------------------------------------------------------------------------------------------------

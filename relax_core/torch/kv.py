@@ -138,6 +138,9 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __ini
     def get_max_length(self) -> int:
         return -1
 
+    get_max_cache_shape = get_max_length
+    """Its name in older releases of transformers."""
+
 
 class SlotCache(Cache):
     """Slots of all layers. It grows by doubling; rows and lengths never exceed ``max_slots`` and ``max_capacity``."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class Piece:
         )
 
     @property
-    def prompt(self) -> tuple[Any, ...]:
+    def prompt(self) -> tuple[object, ...]:
         """A key that is equal for rows with the same prompt."""
         media = tuple((ref.key, ref.start) for ref in self.media if ref.start < self.start)
         places = None if self.positions is None else self.positions[:, : self.start].tobytes()
@@ -65,20 +65,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The rectangles in which a flat sequence attends. Entries are indices into the N tokens; -1 is padding.
+    """How a flat sequence attends. Its tokens are those of the prompts, one after the other, then those of the lanes.
 
-    ``prompts_PW``: the unique prompts, each causal by itself. ``lanes_LS``: windows, several short ones in a lane, told
-    apart by ``member_LS``; each token sees the prompt of its lane (``prompt_L``, -1: none) and what lies before it in its
-    own window. ``place_N``: where each token stands in its row.
+    A prompt's tokens see what lies before them in it. A lane holds one or several windows; a token of it sees the whole
+    prompt of its lane (``prompt_L``, -1: none) and what lies before it in its own window.
     """
 
-    prompts_PW: Ints
-    lanes_LS: Ints
-    member_LS: Ints
+    prompt_lengths_P: Ints
+    lane_lengths_L: Ints
     prompt_L: Ints
+    window_N: Ints
+    """The row in whose window a token is; -1 in prompts."""
     place_N: Ints
-    spans: tuple[tuple[int, int, int], ...]
-    """Of each window (first token, end, its prompt or -1), in the order of the flat sequence."""
+    """Where a token stands in its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +102,17 @@ class Layout:
         return len(self.segments) * self.width
 
 
+_Part = tuple[Piece, int, int]
+"""Tokens ``begin`` to ``end`` of a row."""
+
+
 def lay_out(pieces: Sequence[Piece], kind: Kind) -> Layout:
     """The layout of a micro-batch. ``pieces`` must not be empty."""
     grid = (len(pieces), max(len(p.ids) - p.start for p in pieces))
     if kind == "padded":
         width = max(p.last for p in pieces)
         starts = [row * width for row in range(len(pieces))]
-        segments = tuple(_segment([_part(p, 0, p.last)]) for p in pieces)
+        segments = tuple(_segment([(p, 0, p.last)]) for p in pieces)
         return Layout(segments, width, *_predictions(pieces, starts, None, grid[1]), grid, None)
     if kind == "packed":
         prompt_of, firsts = [-1] * len(pieces), []
@@ -130,7 +133,7 @@ def cost(pieces: Sequence[Piece], kind: Kind) -> int:
 
 def _unique(pieces: Sequence[Piece]) -> tuple[list[int], list[Piece]]:
     """Which prompt each row has, and of each prompt a row that begins with it."""
-    number: dict[tuple[Any, ...], int] = {}
+    number: dict[tuple[object, ...], int] = {}
     firsts: list[Piece] = []
     prompt_of = []
     for piece in pieces:
@@ -143,27 +146,29 @@ def _unique(pieces: Sequence[Piece]) -> tuple[list[int], list[Piece]]:
 
 
 def _flat(pieces: Sequence[Piece], prompt_of: Sequence[int], firsts: Sequence[Piece], grid: tuple[int, int]) -> Layout:
+    """One sequence: ``firsts``' prompts, then windows lane by lane. ``prompt_of`` -1: the window begins with the row."""
     begins = [p.start if prompt >= 0 else 0 for p, prompt in zip(pieces, prompt_of, strict=True)]
     lengths = [p.last - begin for p, begin in zip(pieces, begins, strict=True)]
-    lane_rows = _lanes(lengths, prompt_of)
-    # The flat order: prompts, then windows lane by lane, so that lanes without padding are plain slices.
-    order = [row for rows in lane_rows for row in rows]
-    parts = [_part(p, 0, p.start) for p in firsts] + [_part(pieces[r], begins[r], pieces[r].last) for r in order]
+    lanes = _lanes(lengths, prompt_of)
+    order = [row for rows in lanes for row in rows]
+    parts: list[_Part] = [(p, 0, p.start) for p in firsts] + [(pieces[r], begins[r], pieces[r].last) for r in order]
     bounds = np.cumsum([0, *(end - begin for _, begin, end in parts)]).tolist()
-    prompts = [(bounds[i], bounds[i + 1]) for i in range(len(firsts))]
-    first_of = {row: bounds[len(firsts) + i] for i, row in enumerate(order)}
-    windows = [(first_of[row], first_of[row] + lengths[row], prompt_of[row]) for row in order]
-    place_N = np.concatenate([np.arange(begin, end) for _, begin, end in parts])
-    lanes = _rectangles(prompts, windows, [[first_of[r] for r in rows] for rows in lane_rows], lengths, lane_rows)
-    lane_prompts = np.array([prompt_of[rows[0]] for rows in lane_rows], np.int64)
-    starts = [first_of[row] - begin if row in first_of else 0 for row, begin in enumerate(begins)]
-    ends = [prompts[prompt][1] - 1 if prompt >= 0 else -1 for prompt in prompt_of]
+    starts, prompt_ends = [0] * len(pieces), [bounds[prompt + 1] - 1 for prompt in prompt_of]
+    for row, bound in zip(order, bounds[len(firsts) :], strict=False):
+        starts[row] = bound - begins[row]
+    window_N = np.repeat([-1] * len(firsts) + order, np.diff(bounds))
     return Layout(
         (_segment(parts),),
         bounds[-1],
-        *_predictions(pieces, starts, ends if firsts else None, grid[1]),
+        *_predictions(pieces, starts, prompt_ends if firsts else None, grid[1]),
         grid,
-        Lanes(*lanes, lane_prompts, place_N, tuple(windows)),
+        Lanes(
+            np.array([p.start for p in firsts], np.int64),
+            np.array([sum(lengths[row] for row in rows) for rows in lanes], np.int64),
+            np.array([prompt_of[rows[0]] for rows in lanes], np.int64),
+            window_N,
+            np.concatenate([np.arange(begin, end) for _, begin, end in parts]),
+        ),
     )
 
 
@@ -194,29 +199,6 @@ def _lanes(lengths: Sequence[int], prompt_of: Sequence[int]) -> list[list[int]]:
     return lanes
 
 
-def _rectangles(
-    prompts: Sequence[tuple[int, int]],
-    windows: Sequence[tuple[int, int, int]],
-    lane_firsts: Sequence[Sequence[int]],
-    lengths: Sequence[int],
-    lane_rows: Sequence[Sequence[int]],
-) -> tuple[Ints, Ints, Ints]:
-    """``prompts_PW``, ``lanes_LS`` and ``member_LS``; padding is -1 in all three."""
-    prompts_PW = np.full((len(prompts), max((end - first for first, end in prompts), default=0)), -1)
-    for i, (first, end) in enumerate(prompts):
-        prompts_PW[i, : end - first] = np.arange(first, end)
-    shape = (len(lane_rows), max((sum(lengths[r] for r in rows) for rows in lane_rows), default=0))
-    lanes_LS, member_LS = np.full(shape, -1), np.full(shape, -1)
-    for lane, (rows, firsts) in enumerate(zip(lane_rows, lane_firsts, strict=True)):
-        used = 0
-        for row, first in zip(rows, firsts, strict=True):
-            end = used + lengths[row]
-            lanes_LS[lane, used:end] = np.arange(first, first + lengths[row])
-            member_LS[lane, used:end] = row
-            used = end
-    return prompts_PW, lanes_LS, member_LS
-
-
 def _predictions(
     pieces: Sequence[Piece], starts: Sequence[int], prompt_ends: Sequence[int] | None, width: int
 ) -> tuple[Ints, Ints, Ints]:
@@ -234,14 +216,6 @@ def _predictions(
         cells.append(row * width + sampled - piece.start)
         targets.append(piece.ids[sampled].astype(np.int64))
     return np.concatenate(sources), np.concatenate(cells), np.concatenate(targets)
-
-
-_Part = tuple[Piece, int, int]
-"""Tokens ``begin`` to ``end`` of a row."""
-
-
-def _part(piece: Piece, begin: int, end: int) -> _Part:
-    return piece, begin, end
 
 
 def _segment(parts: Sequence[_Part]) -> Segment:

@@ -225,6 +225,29 @@ def test_inherited_overrides_count_and_names_are_unique(start: Activate) -> None
         stack.add_callback(Note("x"), "callbacks.0")
 
 
+def test_an_entry_point_may_name_a_callback(start: Activate, write: Callable[..., Path], tmp_path: Path) -> None:
+    write(
+        "counter",
+        """
+        from relax_core.hookspecs import Callback
+        class Counter(Callback):
+            count = 0
+            def on_step_end(self, run, event): self.count += 1
+            def state_dict(self): return {"count": self.count}
+        counter = Counter()
+        """,
+    )
+    entry = tmp_path / "dist_counter-1.0.dist-info" / "entry_points.txt"
+    entry.write_text(entry.read_text().replace("counter_plugin", "counter_plugin:counter"))
+    stack = start("counter")
+    stack.hook.on_step_end(run=RUN, event=StepEnd(0, {}))
+    assert {name: callback.state_dict() for name, callback in stack.callbacks.items()} == {"counter": {"count": 1}}
+
+    entry.write_text(entry.read_text().replace(":counter", ":Counter"))
+    with refused("plugin counter (dist-counter 1.0): counter_plugin:Counter is a class; name a module or an instance"):
+        start("counter")
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

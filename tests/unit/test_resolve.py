@@ -290,10 +290,11 @@ def relax_engines():
 
 @pytest.fixture
 def picky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunConfig, Any]]:
+    built_in = installed_plugins()  # looked up once per process: before there is anything of ours on the path
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "picky_plugin", raising=False)
     write_plugin(tmp_path, "picky", PICKY, version="4.2")
-    installed = [*installed_plugins(), *plugins_in(tmp_path)]
+    installed = [*built_in, *plugins_in(tmp_path)]
     return lambda **changes: resolve(data(plugins=["picky"], **changes), installed=installed)
 
 

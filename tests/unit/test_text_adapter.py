@@ -27,8 +27,6 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -278,14 +276,22 @@ def test_architectures_that_cannot_be_packed_are_refused(tmp_path: Path) -> None
         build(path=tmp_path / "linear")
 
 
-def test_rows_longer_than_a_layers_window_are_refused(tmp_path: Path) -> None:
-    config = MistralConfig(vocab_size=VOCABULARY, sliding_window=8, **SIZES)
-    adapter = build(path=folder(tmp_path, MistralForCausalLM(config)))
-    assert not adapter.shares_prefix
+@pytest.mark.parametrize("masked", [False, True])
+def test_sliding_windows_are_those_of_the_model(tmp_path: Path, masked: bool) -> None:
+    """With the model's own mask, and with one given for each type of layer."""
+    config = Gemma2Config(vocab_size=VOCABULARY, sliding_window=4, attn_logit_softcapping=None, **SIZES)
+    torch.manual_seed(0)
+    adapter = build(path=folder(tmp_path, Gemma2ForCausalLM(config)))
     model = adapter.load("cpu", torch.float32)
-    adapter.backbone(model, **adapter.forward_inputs([Segment([4] * 8)], 8))
-    with pytest.raises(ConfigError, match="see 8 tokens, and a row of 9"):
-        adapter.backbone(model, **adapter.forward_inputs([Segment([4] * 9)], 9))
+    ids = [4, 7, 9, 8, 5, 6, 7, 7, 4]
+    causal = torch.ones(len(ids), len(ids)).tril() == 1
+    near = causal & (torch.ones(len(ids), len(ids)).tril(-4) == 0)
+    masks = {"full_attention": causal, "sliding_attention": near}
+    added = {k: torch.zeros(m.shape).masked_fill(~m, -torch.inf)[None, None] for k, m in masks.items()}
+    inputs = adapter.forward_inputs([Segment(ids)], len(ids))
+    with torch.no_grad():
+        hidden = adapter.backbone(model, **inputs, attention_mask=added if masked else None)
+        torch.testing.assert_close(adapter.head(model, hidden)[0], plain_logits(model, ids), atol=1e-5, rtol=0)
 
 
 def test_a_chat_template_file_replaces_the_tokenizers(tmp_path: Path) -> None:

@@ -17,6 +17,6 @@ def relax_models() -> Mapping[str, Component]:
         "qwen3-omni": Component(
             "relax_plugin_omni.adapter:OmniAdapter",
             config=OmniConfig,
-            summary="Qwen3-Omni thinker: reads text, images, audio and video, writes text",
+            summary="The Qwen3-Omni thinker: reads text, images, audio and video, and writes text.",
         )
     }

@@ -1,0 +1,73 @@
+"""Engines without a model, and builders that fail, for tests of engine processes: they start at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from relax_core.errors import PluginError
+from relax_core.interfaces import Completion, Engine, Interrupt, Request
+from relax_core.types import Stop, Version
+
+if TYPE_CHECKING:
+    from relax_core.media import MediaStore
+    from relax_core.weights import WeightUpdate
+
+ENDLESS = 10**6
+"""A request for so many tokens keeps a CountingEngine at work until it is cancelled."""
+
+
+class CountingEngine(Engine):
+    """Answers with the number of prompt tokens, and the sum of each medium's features."""
+
+    def __init__(self, media: MediaStore) -> None:
+        super().__init__(None)
+        self.media, self.running = media, 0
+
+    async def generate(self, request: Request) -> Completion:
+        self.running += 1
+        try:
+            while request.sampling.max_new_tokens == ENDLESS:
+                time.sleep(0.01)  # as a decode step would, it holds up the loop
+                await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+        sums = [int(a.sum()) for ref in request.prompt.media for a in self.media.get(ref.key).values()]
+        ids = [len(request.prompt.ids), *sums]
+        return Completion(ids, [0.0] * len(ids), [Version(0, 0)] * len(ids), Stop.EOS)
+
+    async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None: ...
+
+    async def health(self) -> Mapping[str, float]:
+        return {"running": float(self.running)}
+
+
+@dataclass(frozen=True)
+class CountingBuilder:
+    """Builds a CountingEngine."""
+
+    def __call__(self) -> tuple[Engine, MediaStore]:
+        from relax_core.media import MediaStore
+
+        media = MediaStore({}, max_bytes=0)  # keeps nothing by itself: what is there is held by the caller's side
+        return CountingEngine(media), media
+
+
+@dataclass(frozen=True)
+class RefusingBuilder:
+    """Cannot build."""
+
+    def __call__(self) -> tuple[Engine, MediaStore]:
+        raise PluginError("engine.id: 'nothing' is no engine")
+
+
+@dataclass(frozen=True)
+class VanishingBuilder:
+    """Takes its process with it."""
+
+    def __call__(self) -> tuple[Engine, MediaStore]:
+        os._exit(7)

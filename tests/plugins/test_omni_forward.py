@@ -1,0 +1,377 @@
+"""The Omni forward: equal to transformers' own, packed, cached, with shared prompts, and in every parameter's gradient.
+
+Shape legend: B rows, W width, T tokens of a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DynamicCache, Qwen3OmniMoeThinkerForConditionalGeneration
+
+from relax_core.errors import ConfigError
+from relax_core.interfaces import Segment
+from relax_core.media import MediaStore
+from relax_core.types import Audio, Decoded, Encoded, Image, MediaRef, Video, user
+from relax_plugin_omni.adapter import OmniAdapter
+from relax_plugin_omni.config import OmniConfig
+
+torch.set_num_threads(1)
+WORDS = [
+    *("what", "colour", "tone", "which", "way", "sum", "+", "=", "?", "red", "green", "blue", "yellow", "high", "low"),
+    *("left", "right", "up", "down", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"),
+]
+
+
+def build(**settings: Any) -> OmniAdapter:
+    config = {"tiny": {"words": WORDS}, **settings}
+    return OmniAdapter(OmniConfig.model_validate_json(json.dumps(config, default=str)), MediaStore({}, 10**9))
+
+
+def picture(height: int = 64, width: int = 64, seed: int = 0) -> Image:
+    return Image(Decoded("image", np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)))
+
+
+def sound(samples: int = 8000, seed: int = 0) -> Audio:
+    return Audio(
+        Decoded("audio", (0.1 * np.random.default_rng(seed).standard_normal(samples)).astype(np.float32), 16000.0)
+    )
+
+
+def film(frames: int = 4, seed: int = 0) -> Video:
+    return Video(Decoded("video", np.random.default_rng(seed).integers(0, 256, (frames, 64, 64, 3), np.uint8), 2.0))
+
+
+@pytest.fixture(scope="module")
+def adapter() -> OmniAdapter:
+    return build()
+
+
+@pytest.fixture
+def model(adapter: OmniAdapter) -> Qwen3OmniMoeThinkerForConditionalGeneration:
+    return adapter.load("cpu", torch.float32)
+
+
+@pytest.fixture(scope="module")
+def rows(adapter: OmniAdapter) -> list[Encoded]:
+    """Text, every medium, several of one kind, orders that mix kinds, and clips shorter and longer than a second."""
+    return [
+        adapter.encode([user(*content)])
+        for content in (
+            ["sum 1 + 2 = ?"],
+            ["what colour ?", picture(seed=1)],
+            [sound(5000, seed=2), "which tone ?"],
+            ["which way ?", film(seed=3)],
+            [
+                picture(32, 32, seed=4),
+                sound(20000, seed=5),
+                film(3, seed=6),
+                picture(64, 32, seed=7),
+                "?",
+                sound(seed=8),
+            ],
+        )
+    ]
+
+
+def segment(row: Encoded) -> Segment:
+    return Segment(row.ids, row.media, row.positions)
+
+
+def packed(rows: Sequence[Encoded]) -> tuple[Segment, torch.Tensor]:
+    """One lane of several rows, and its block-diagonal causal mask (1, 1, W, W)."""
+    ids: list[int] = []
+    media: list[MediaRef] = []
+    for row in rows:
+        media += [MediaRef(r.kind, r.key, r.start + len(ids), r.length) for r in row.media]
+        ids += row.ids
+    owner_W = np.repeat(np.arange(len(rows)), [len(r.ids) for r in rows])
+    seen = (owner_W[:, None] == owner_W) & np.tri(len(ids), dtype=bool)
+    positions = np.concatenate([r.positions for r in rows if r.positions is not None], axis=1)
+    return Segment(ids, media, positions), torch.from_numpy(seen)[None, None]
+
+
+def logits(adapter: OmniAdapter, model: torch.nn.Module, segments: Sequence[Segment], **inputs: Any) -> torch.Tensor:
+    width = max(len(s.ids) for s in segments)
+    return adapter.head(model, adapter.backbone(model, **adapter.forward_inputs(segments, width), **inputs))
+
+
+def transformers_logits(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, row: Encoded
+) -> torch.Tensor:
+    """The logits (T, V) of transformers' own forward of one row, positions and all."""
+    found = [(ref.kind, adapter.media.get(ref.key)) for ref in row.media]
+    inputs: dict[str, Any] = {}
+    for kind, pixels, grid in (("image", "pixel_values", "image"), ("video", "pixel_values_videos", "video")):
+        if some := [f for k, f in found if k == kind]:
+            inputs[pixels] = torch.from_numpy(np.concatenate([f["pixels"] for f in some]))
+            inputs[f"{grid}_grid_thw"] = torch.from_numpy(np.stack([f["grid"] for f in some]))
+    if films := [f for k, f in found if k == "video"]:
+        inputs["video_second_per_grid"] = torch.tensor([f["step"].item() / 13 for f in films])
+    if mels := [f["mel"] for k, f in found if k == "audio"]:
+        longest = max(m.shape[1] for m in mels)
+        filled = [np.pad(m, ((0, 0), (0, longest - m.shape[1]))) for m in mels]
+        inputs["input_features"] = torch.from_numpy(np.stack(filled))
+        inputs["feature_attention_mask"] = torch.tensor([[i < m.shape[1] for i in range(longest)] for m in mels]).long()
+    ids = torch.tensor([row.ids])
+    result: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
+    return result[0]
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def assert_equal_gradients(got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]) -> None:
+    """To 1e-5 of each one's largest entry.
+
+    Left out is the bias of attention keys, which has no gradient but noise: it adds the same to all scores of a query.
+    """
+    assert got.keys() == want.keys()
+    errors = {n: float((got[n] - g).abs().max() / g.abs().max()) for n, g in want.items() if "k_proj.bias" not in n}
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] < 1e-5, f"{worst}: {errors[worst]:.1e}"
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_tiny_has_about_half_a_million_parameters_from_its_seed(adapter: OmniAdapter) -> None:
+    model = adapter.load("cpu", torch.float32)
+    assert 550_000 < sum(p.numel() for p in model.parameters()) < 570_000
+    again = adapter.load("cpu", torch.float32).state_dict()
+    assert all(torch.equal(v, again[k]) for k, v in model.state_dict().items())
+    other = build(tiny={"words": WORDS, "seed": 1}).load("cpu", torch.float32).state_dict()
+    assert not torch.equal(other["lm_head.weight"], again["lm_head.weight"])
+
+
+def test_saved_folder_is_the_same_model(adapter: OmniAdapter, tmp_path: Path) -> None:
+    model = adapter.load("cpu", torch.float32)
+    adapter.save(model, tmp_path)
+    again = build(tiny=None, path=tmp_path)
+    loaded = again.load("cpu", torch.float32).state_dict()
+    assert all(torch.equal(v, loaded[k]) for k, v in model.state_dict().items())
+    assert again.processor.settings == adapter.processor.settings
+    history = [user("what colour ?", picture(), sound(), film())]
+    ours, theirs = adapter.encode(history), again.encode(history)
+    assert (ours.ids, ours.media) == (theirs.ids, theirs.media)
+    assert (again.banned_token_ids, again.stop_ids) == (adapter.banned_token_ids, adapter.stop_ids)
+
+
+@pytest.mark.parametrize("layout", ["saved", "in memory"])
+def test_a_whole_checkpoint_gives_its_thinker(adapter: OmniAdapter, tmp_path: Path, layout: str) -> None:
+    """Released checkpoints prefix the thinker's weights and hold a talker beside it; missing weights are refused."""
+    model = adapter.load("cpu", torch.float32)
+    adapter.save(model, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors") if layout == "saved" else model.state_dict()
+    whole = {f"thinker.{k}": v.contiguous() for k, v in weights.items()} | {"talker.x": torch.zeros(3)}
+    save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "qwen3_omni_moe", "thinker_config": json.loads((tmp_path / "config.json").read_text())}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = build(tiny=None, path=tmp_path).load("cpu", torch.float32).state_dict()
+    assert all(torch.equal(v, loaded[k]) for k, v in model.state_dict().items())
+    torn = shutil.copytree(tmp_path, tmp_path / "torn")
+    del whole[next(k for k in whole if k.endswith("lm_head.weight"))]
+    save_file(whole, torn / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 of the model's weights.*lm_head"):
+        build(tiny=None, path=torn).load("cpu", torch.float32)
+
+
+def test_bfloat16_runs_and_keeps_rotary_frequencies_exact(adapter: OmniAdapter, rows: list[Encoded]) -> None:
+    model = adapter.load("cpu", torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in model.buffers()} == {torch.float32}
+    with torch.no_grad():
+        assert logits(adapter, model, [segment(rows[-1])]).isfinite().all()
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("experts", ["grouped_mm", "eager"])
+def test_logits_equal_transformers_own(rows: list[Encoded], adapter: OmniAdapter, experts: str) -> None:
+    other = build(experts=experts)
+    other.media = adapter.media
+    model = other.load("cpu", torch.float32)
+    with torch.no_grad():
+        together = logits(other, model, [segment(r) for r in rows])
+        for got, row in zip(together, rows, strict=True):
+            if [ref.kind for ref in row.media] != ["audio"]:  # a lone short clip: see the next test
+                want = transformers_logits(adapter, model, row)
+                torch.testing.assert_close(got[: len(row.ids)], want, atol=1e-5, rtol=0)
+
+
+def test_a_clip_sounds_the_same_in_any_company(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, rows: list[Encoded]
+) -> None:
+    """transformers pads a clip to the longest of the batch, which changes what its last token hears."""
+    short, long = rows[2], adapter.encode([user(sound(16000, seed=9))])
+    both = adapter.encode([user(sound(5000, seed=2), sound(16000, seed=9))])
+    with torch.no_grad():
+        alone = logits(adapter, model, [segment(short)])[0]
+        for company in ([short, long], [long, short, short]):
+            got = logits(adapter, model, [segment(r) for r in company])[company.index(short), : len(short.ids)]
+            torch.testing.assert_close(got, alone, atol=1e-5, rtol=0)
+        end = both.media[0].start + both.media[0].length
+        torch.testing.assert_close(logits(adapter, model, [segment(both)])[0, :end], alone[:end], atol=1e-5, rtol=0)
+        want = transformers_logits(adapter, model, both)
+        torch.testing.assert_close(logits(adapter, model, [segment(both)])[0], want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_packed_equals_unpacked(
+    adapter: OmniAdapter,
+    model: Qwen3OmniMoeThinkerForConditionalGeneration,
+    rows: list[Encoded],
+    additive: bool,
+) -> None:
+    lane, seen = packed(rows)
+    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min) if additive else seen
+    with torch.no_grad():
+        got = logits(adapter, model, [lane], attention_mask=mask, use_cache=False)[0]
+        want = torch.cat([logits(adapter, model, [segment(r)])[0] for r in rows])
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+def test_packed_gradients_equal_unpacked(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, rows: list[Encoded]
+) -> None:
+    lane, seen = packed(rows)
+    weights = torch.randn(len(lane.ids), adapter.vocab_size, generator=torch.Generator().manual_seed(0))
+    (logits(adapter, model, [lane], attention_mask=seen)[0] * weights).sum().backward()  # type: ignore[no-untyped-call]
+    got, at = gradients(model), 0
+    for row in rows:
+        part = weights[at : at + len(row.ids)]
+        (logits(adapter, model, [segment(row)])[0] * part).sum().backward()  # type: ignore[no-untyped-call]
+        at += len(row.ids)
+    assert_equal_gradients(got, gradients(model))
+
+
+def test_every_parameter_gets_a_gradient(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, rows: list[Encoded]
+) -> None:
+    logits(adapter, model, [segment(r) for r in rows]).square().sum().backward()  # type: ignore[no-untyped-call]
+    found = gradients(model)
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert not [n for n, grad in found.items() if "k_proj.bias" not in n and not grad.abs().max() > 0]
+
+
+def test_a_medium_in_several_rows_is_read_once(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, rows: list[Encoded]
+) -> None:
+    row = rows[-1]
+    inputs = adapter.forward_inputs([segment(row)] * 3, len(row.ids))
+    single = adapter.forward_inputs([segment(row)], len(row.ids))
+    assert inputs["media_pixels"].shape == single["media_pixels"].shape
+    assert inputs["media_chunks"].shape == single["media_chunks"].shape
+    with torch.no_grad():
+        thrice, once = adapter.backbone(model, **inputs), adapter.backbone(model, **single)
+    torch.testing.assert_close(thrice, once.expand(3, -1, -1), atol=1e-5, rtol=0)
+
+
+def test_positions_must_be_given_and_no_state_is_left(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, rows: list[Encoded]
+) -> None:
+    with torch.no_grad():
+        logits(adapter, model, [segment(rows[3])])
+    assert model.model.rope_deltas is None
+    inputs = adapter.forward_inputs([segment(rows[3])], len(rows[3].ids))
+    del inputs["position_ids"]
+    with pytest.raises(ValueError, match="position_ids"):
+        adapter.backbone(model, **inputs)
+
+
+# --- caches -----------------------------------------------------------------------------------------------------------
+
+
+def continued(row: Encoded, sampled: Sequence[int]) -> Segment:
+    """The row with sampled tokens behind it."""
+    assert row.positions is not None
+    steps = np.arange(1, len(sampled) + 1, dtype=np.int32) + row.positions.max()
+    positions = np.concatenate([row.positions, np.broadcast_to(steps, (3, len(sampled)))], axis=1)
+    return Segment([*row.ids, *sampled], row.media, positions)
+
+
+def tail(whole: Segment, start: int) -> Segment:
+    """What comes from ``start`` on, as a segment of its own."""
+    assert whole.positions is not None
+    media = [MediaRef(r.kind, r.key, r.start - start, r.length) for r in whole.media if r.start >= start]
+    return Segment(whole.ids[start:], media, whole.positions[:, start:])
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_greedy_decoding_with_a_cache_equals_full_forwards(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, rows: list[Encoded], name: str
+) -> None:
+    banned = list(adapter.banned_token_ids)
+    for row in rows:
+        cache, whole, done = DynamicCache(), segment(row), 0
+        for _ in range(4):
+            with torch.no_grad():
+                step = logits(adapter, model, [tail(whole, done)], **{name: cache}, use_cache=True)[0, -1]
+                full = logits(adapter, model, [whole])[0, -1]
+            torch.testing.assert_close(step, full, atol=1e-5, rtol=0)
+            step[banned] = full[banned] = -1e9
+            assert int(step.argmax()) == int(full.argmax())
+            done = len(whole.ids)
+            whole = continued(Encoded(list(whole.ids), tuple(whole.media), whole.positions), [int(full.argmax())])
+
+
+def test_a_cache_goes_on_across_new_media(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, rows: list[Encoded]
+) -> None:
+    """The mixed row, cut between its media: each piece behind the cache of those before it."""
+    row = rows[-1]
+    whole = segment(row)
+    cuts = [0, *(ref.start - 1 for ref in row.media), len(row.ids)]
+    cache, got = DynamicCache(), []
+    with torch.no_grad():
+        for start, end in pairwise(cuts):
+            piece = tail(Segment(row.ids[:end], [r for r in row.media if r.start < end], row.positions[:, :end]), start)  # type: ignore[index]
+            if piece.ids:
+                got.append(logits(adapter, model, [piece], cache=cache, use_cache=True)[0])
+        torch.testing.assert_close(torch.cat(got), logits(adapter, model, [whole])[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_shared_prompts_give_the_gradient_of_separate_rows(
+    adapter: OmniAdapter,
+    model: Qwen3OmniMoeThinkerForConditionalGeneration,
+    rows: list[Encoded],
+    which: int,
+) -> None:
+    """A group's prompt runs once, its cache repeated with gradient, and the replies attend to it (4-D mask)."""
+    row, replies = rows[which], [[30, 12, 1], [14, 1], [20, 21, 22]]
+    group = [continued(row, reply) for reply in replies]
+    width, prompt = max(map(len, replies)), len(row.ids)
+    generator = torch.Generator().manual_seed(0)
+    weights_BWV = torch.randn(len(group), width, adapter.vocab_size, generator=generator)
+    real_BW = torch.tensor([[i < len(r) for i in range(width)] for r in replies])
+
+    def backward(predictions_BWV: torch.Tensor) -> dict[str, torch.Tensor]:
+        (predictions_BWV * weights_BWV * real_BW[..., None]).sum().backward()  # type: ignore[no-untyped-call]
+        return gradients(model)
+
+    apart = logits(adapter, model, group)[:, prompt - 1 : prompt - 1 + width]
+    want = backward(apart)
+    cache = DynamicCache()
+    first = logits(adapter, model, [segment(row)], cache=cache, use_cache=True)[:, -1:]
+    cache.batch_repeat_interleave(len(group))
+    ends = [tail(s, prompt) for s in group]
+    causal = torch.ones(width, prompt + width, dtype=torch.bool).tril(prompt)
+    mask = causal & torch.cat([torch.ones(len(group), prompt, dtype=torch.bool), real_BW], 1)[:, None, None]
+    rest = logits(adapter, model, ends, cache=cache, use_cache=True, attention_mask=mask)
+    shared = torch.cat([first.expand(len(group), -1, -1), rest[:, :-1]], 1)
+    torch.testing.assert_close(shared[real_BW], apart[real_BW], atol=1e-5, rtol=0)
+    assert_equal_gradients(backward(shared), want)

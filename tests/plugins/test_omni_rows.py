@@ -1,0 +1,385 @@
+"""Omni rows: features, placeholders and positions equal those of transformers' own processors and model.
+
+Shape legend: T tokens of a row, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pictures
+from pydantic import ValidationError
+from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
+
+from relax_core.errors import ConfigError, DataError
+from relax_core.interfaces import Extended, Segment
+from relax_core.media import MediaStore
+from relax_core.types import (
+    Audio,
+    Decoded,
+    Encoded,
+    Image,
+    MediaKind,
+    MediaPart,
+    Message,
+    Part,
+    Text,
+    ToolResult,
+    Video,
+    message,
+    system,
+    user,
+)
+from relax_plugin_omni.adapter import OmniAdapter
+from relax_plugin_omni.config import OmniConfig
+from relax_plugin_omni.positions import VisionBlock, rope_positions
+from relax_plugin_omni.processing import audio_chunks, audio_tokens, fit
+
+torch.set_num_threads(1)
+WORDS = ["what", "colour", "?", "red", "green", "blue", "zoom"]
+
+
+def build(**settings: Any) -> OmniAdapter:
+    config = {"tiny": {"words": WORDS}, **settings}
+    return OmniAdapter(OmniConfig.model_validate_json(json.dumps(config, default=str)), MediaStore({}, 10**9))
+
+
+def picture(height: int = 64, width: int = 64, seed: int = 0) -> Image:
+    return Image(Decoded("image", np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)))
+
+
+def sound(samples: int = 8000, rate: float = 16000.0, seed: int = 0) -> Audio:
+    wave = 0.1 * np.random.default_rng(seed).standard_normal(samples)
+    return Audio(Decoded("audio", wave.astype(np.float32), rate))
+
+
+def film(frames: int = 4, rate: float = 2.0, size: tuple[int, int] = (64, 64), seed: int = 0) -> Video:
+    return Video(Decoded("video", np.random.default_rng(seed).integers(0, 256, (frames, *size, 3), np.uint8), rate))
+
+
+@pytest.fixture(scope="module")
+def adapter() -> OmniAdapter:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def model(adapter: OmniAdapter) -> Qwen3OmniMoeThinkerForConditionalGeneration:
+    return adapter.load("cpu", torch.float32)
+
+
+def words(adapter: OmniAdapter, ids: Sequence[int]) -> str:
+    """The tokens, a run of one placeholder as name*count."""
+    out: list[str] = []
+    for name in adapter.tokenizer.convert_ids_to_tokens(list(ids)):
+        previous, _, count = out[-1].partition("*") if out else ("", "", "")
+        if name.endswith("_pad|>") and previous == name:
+            out[-1] = f"{name}*{int(count) + 1}"
+        else:
+            out.append(f"{name}*1" if name.endswith("_pad|>") else name)
+    return " ".join(out)
+
+
+# --- processing -------------------------------------------------------------------------------------------------------
+
+SIZES = [(64, 64), (1, 1), (16, 16), (27, 257), (100, 40), (448, 448), (33, 31), (64, 32)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_images_equal_transformers_processor_bit_for_bit(adapter: OmniAdapter, size: tuple[int, int]) -> None:
+    part = picture(*size)
+    assert isinstance(part.source, Decoded)
+    theirs = Qwen2VLImageProcessorPil(
+        patch_size=16,
+        temporal_patch_size=2,
+        merge_size=2,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+        size={"shortest_edge": 32 * 32, "longest_edge": 64 * 64},
+    )([Pictures.fromarray(part.source.data)], return_tensors="np")
+    ours = adapter.processor.features(part.source)
+    np.testing.assert_array_equal(ours["pixels"], theirs["pixel_values"])
+    np.testing.assert_array_equal(ours["grid"], theirs["image_grid_thw"][0])
+
+
+def test_a_still_video_equals_the_image(adapter: OmniAdapter) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    still = adapter.processor.features(Decoded("video", np.stack([frame] * 2), 2.0))
+    np.testing.assert_array_equal(still["pixels"], adapter.processor.features(Decoded("image", frame))["pixels"])
+
+
+@pytest.mark.parametrize(("frames", "filled"), [(1, 2), (3, 4), (4, 4), (5, 6)])
+def test_videos_are_filled_up_with_their_last_frame(adapter: OmniAdapter, frames: int, filled: int) -> None:
+    part = film(frames)
+    assert isinstance(part.source, Decoded)
+    data = part.source.data
+    longer = np.concatenate([data, np.repeat(data[-1:], filled - frames, axis=0)])
+    ours, whole = adapter.processor.features(part.source), adapter.processor.features(Decoded("video", longer, 2.0))
+    assert ours["grid"].tolist() == [filled // 2, 4, 4]
+    np.testing.assert_array_equal(ours["pixels"], whole["pixels"])
+
+
+def test_every_size_fits_the_budget() -> None:
+    for height, width in [*SIZES, (10, 1999), (3000, 17), (1080, 1920)]:
+        tall, wide = fit(height, width, 32, 1024, 4096)
+        assert tall % 32 == wide % 32 == 0 and tall > 0 < wide
+        if max(height, width) <= 4 * min(height, width):
+            assert 1024 <= tall * wide <= 4096
+
+
+def test_audio_tokens_are_those_of_the_model() -> None:
+    frames = np.arange(1, 401)
+    theirs: Any = _get_feat_extract_output_lengths
+    assert [audio_tokens(int(n), 50) for n in frames] == theirs(frames).tolist()
+    assert [audio_tokens(n, 50) for n in (1, 8, 9, 50, 99, 100, 101, 200)] == [1, 1, 2, 7, 13, 13, 14, 26]
+
+
+def test_audio_is_resampled_to_the_models_rate(adapter: OmniAdapter) -> None:
+    fast = sound(24000, 48000.0)
+    assert isinstance(fast.source, Decoded)
+    assert adapter.processor.features(fast.source)["mel"].shape == (128, 50)
+
+
+UNREADABLE: list[tuple[MediaPart, str]] = [
+    (picture(10, 2276), "image given in memory: a picture of 10 x 2276 pixels: .* crop it"),
+    (sound(200), "audio given in memory: audio of 0.0125 s: too short"),
+    (sound(8000, 0.0), "rate is 0.0; it must be a positive number"),
+    (film(rate=0.0), "rate is 0.0; it must be a positive number"),
+]
+
+
+@pytest.mark.parametrize(("part", "problem"), UNREADABLE)
+def test_unreadable_media_are_data_errors(adapter: OmniAdapter, part: MediaPart, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        adapter.encode([user(part)])
+
+
+def test_features_are_made_once_for_equal_content(adapter: OmniAdapter) -> None:
+    one, two = adapter.encode([user(picture(seed=5))]), adapter.encode([user("what", picture(seed=5))])
+    assert one.media[0].key == two.media[0].key != adapter.encode([user(picture(seed=6))]).media[0].key
+    other = build(image_pixels=[1024, 1024]).encode([user(picture(seed=5))])
+    assert other.media[0].length == 1 and other.media[0].key != one.media[0].key
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_placeholders_stand_where_the_parts_do(adapter: OmniAdapter) -> None:
+    row = adapter.encode([system("red"), user("what", picture(), "colour", sound(), film(), "?")])
+    assert words(adapter, row.ids) == (
+        "system red user what <|vision_start|> <|image_pad|>*4 <|vision_end|> colour <|audio_start|> <|audio_pad|>*7 "
+        "<|audio_end|> <|vision_start|> <|video_pad|>*8 <|vision_end|> ? assistant"
+    )
+    assert [(ref.kind, ref.start, ref.length) for ref in row.media] == [
+        ("image", 5, 4),
+        ("audio", 12, 7),
+        ("video", 21, 8),
+    ]
+
+
+MESSAGES: dict[str, tuple[Part | str, ...]] = {
+    "text": ("what colour ?",),
+    "image": ("what", picture(), "?"),
+    "images": (picture(64, 32), "what", picture(32, 32), "?"),
+    "audio": ("what", sound(), "?"),
+    "video": ("what", film(), "?"),
+    "slow video": (film(5, rate=1.0), "?"),
+    "wide video": (film(3, rate=2.0, size=(32, 64)),),
+    "mixed": (sound(20000), "what", film(6), picture(), "colour", sound(1000), picture(64, 32), "?"),
+}
+
+
+def rope_index(adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, row: Encoded) -> torch.Tensor:
+    """The model's own positions (3, T) of one row."""
+    found = [(ref.kind, adapter.media.get(ref.key)) for ref in row.media]
+    seconds = [f["step"].item() / 13 for kind, f in found if kind == "video"]
+
+    def stacked(kind: MediaKind) -> torch.Tensor | None:
+        grids = [f["grid"] for k, f in found if k == kind]
+        return torch.from_numpy(np.stack(grids)) if grids else None
+
+    positions: torch.Tensor = model.model.get_rope_index(
+        torch.tensor([row.ids]),
+        image_grid_thw=stacked("image"),
+        video_grid_thw=stacked("video"),
+        attention_mask=torch.ones(1, len(row.ids), dtype=torch.int64),
+        audio_seqlens=torch.tensor([f["mel"].shape[1] for kind, f in found if kind == "audio"]),
+        second_per_grids=torch.tensor(seconds),
+    )[0]
+    return positions[:, 0]
+
+
+@pytest.mark.parametrize("content", MESSAGES.values(), ids=MESSAGES)
+def test_positions_equal_the_models(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration, content: tuple[Part | str, ...]
+) -> None:
+    row = adapter.encode([user(*content)])
+    assert row.positions is not None and row.positions.dtype == np.int32
+    np.testing.assert_array_equal(row.positions, rope_index(adapter, model, row).numpy())
+
+
+def test_times_between_two_positions_take_the_nearer(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration
+) -> None:
+    """At 3 frames a second a time index is 8.67 positions; columns hold whole numbers."""
+    row = adapter.encode([user(film(6, rate=3.0))])
+    assert row.positions is not None
+    exact = rope_index(adapter, model, row).numpy()
+    assert 0 < np.abs(row.positions - exact).max() <= 0.5
+    assert row.positions[0, row.media[0].start :: 4][:3].tolist() == [2, 11, 19]
+
+
+def test_continuations_of_a_row_are_parts_of_it() -> None:
+    blocks = [VisionBlock(2, (2, 2, 2), 13.0), VisionBlock(14, (1, 1, 2))]
+    whole = rope_positions(20, blocks)
+    first = rope_positions(12, blocks[:1])
+    rest = rope_positions(8, [VisionBlock(2, (1, 1, 2))], int(first.max()) + 1)
+    np.testing.assert_array_equal(np.concatenate([first, rest], axis=1), whole)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("new", MESSAGES.values(), ids=MESSAGES)
+def test_extensions_equal_the_whole_conversation(
+    adapter: OmniAdapter, new: tuple[Part | str, ...], ended: bool
+) -> None:
+    """Ids, media and positions, also where the tool's answer holds media."""
+    history: list[Message] = [user("what", film(), picture(seed=1))]
+    first = adapter.encode(history)
+    word = adapter.tokenizer.get_vocab()
+    sampled = [word["zoom"], word["red"]] + [word["<|im_end|>"]] * ended
+    assert first.positions is not None
+    steps = np.arange(1, len(sampled) + 1, dtype=np.int32) + first.positions.max()
+    positions = np.concatenate([first.positions, np.broadcast_to(steps, (3, len(sampled)))], axis=1)
+    past = Encoded(first.ids + sampled, first.media, positions)
+    history.append(message("assistant", "zoom red"))
+    answer = tuple(p for p in user(*new).parts if isinstance(p, Text | Image | Audio | Video))
+    tool = Message("tool", (ToolResult(answer),))
+    result = adapter.extend(history, past, [tool])
+    assert isinstance(result, Extended)
+    whole = adapter.encode([*history, tool])
+    assert past.ids + result.new.ids == whole.ids
+    assert past.media + result.new.media == whole.media
+    assert whole.positions is not None and result.new.positions is not None
+    np.testing.assert_array_equal(np.concatenate([positions, result.new.positions], axis=1), whole.positions)
+    bare = adapter.extend(history, Encoded(past.ids, past.media), [tool])
+    assert isinstance(bare, Extended) and bare.new.positions is not None
+    np.testing.assert_array_equal(bare.new.positions, result.new.positions)
+
+
+def test_banned_are_all_special_tokens_but_the_end(adapter: OmniAdapter) -> None:
+    banned = set(adapter.tokenizer.convert_ids_to_tokens(list(adapter.banned_token_ids)))
+    assert banned == {
+        *("<|endoftext|>", "<|unk|>", "<|im_start|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"),
+        *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    }
+    assert adapter.stop_ids == {adapter.tokenizer.get_vocab()["<|im_end|>"]}
+
+
+# --- placeholders that do not match -----------------------------------------------------------------------------------
+
+
+def segment(row: Encoded) -> Segment:
+    return Segment(row.ids, row.media, row.positions)
+
+
+PARTS: dict[str, Callable[[], MediaPart]] = {"image": picture, "audio": sound, "video": film}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("change", [-1, 1])
+def test_wrong_placeholder_counts_are_refused(adapter: OmniAdapter, kind: str, change: int) -> None:
+    """transformers itself lets too few audio placeholders pass, and every later clip shift."""
+    row = adapter.encode([user("what", PARTS[kind](), "?")])
+    ref = row.media[0]
+    placeholder = row.ids[ref.start]
+    end = ref.start + ref.length
+    ids = (
+        row.ids[:end] + [placeholder] * max(change, 0) + row.ids[end:]
+        if change > 0
+        else row.ids[: end - 1] + row.ids[end:]
+    )
+    with pytest.raises(DataError, match=f"a row holds {ref.length + change} {kind} placeholders"):
+        adapter.forward_inputs([Segment(ids, row.media)], len(ids))
+    claimed = replace(ref, length=ref.length + change)
+    with pytest.raises(
+        DataError, match=f"{kind} .*: {ref.length + change} placeholders in the row, and the model reads"
+    ):
+        adapter.forward_inputs([Segment(ids, (claimed,))], len(ids))
+
+
+def test_placeholders_elsewhere_or_of_another_kind_are_refused(adapter: OmniAdapter) -> None:
+    row = adapter.encode([user("what", picture(), film(2))])
+    moved = tuple(replace(ref, start=ref.start + 1) for ref in row.media)
+    swapped = tuple(replace(a, start=b.start) for a, b in zip(row.media, row.media[::-1], strict=True))
+    doubled = (row.media[0], row.media[0])
+    for media in (moved, swapped, doubled, row.media[:1], ()):
+        with pytest.raises(DataError, match="placeholders"):
+            adapter.forward_inputs([Segment(row.ids, media, row.positions)], len(row.ids))
+
+
+def test_towers_that_disagree_with_the_plan_are_refused(
+    adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGeneration
+) -> None:
+    row = adapter.encode([user(picture(), sound())])
+    inputs = adapter.forward_inputs([segment(row)], len(row.ids))
+    for name in ("audio", "vision"):
+        wrong = inputs | {f"media_{name}_tokens": inputs[f"media_{name}_tokens"] + 1}
+        with pytest.raises(DataError, match=f"the {name} tower gives"), torch.no_grad():
+            adapter.backbone(model, **wrong)
+
+
+def test_placeholders_in_text_are_refused(adapter: OmniAdapter) -> None:
+    with pytest.raises(DataError, match="holds the special token"):
+        adapter.encode([user("what <|audio_pad|> ?")])
+
+
+def test_templates_must_write_one_placeholder_a_medium(tmp_path: Path) -> None:
+    file = tmp_path / "blind.jinja"
+    file.write_text("{% for m in messages %}{{ m.role }} {% endfor %}")
+    with pytest.raises(DataError, match="writes 0 image placeholders for 1 image parts; use a template"):
+        build(chat_template=file).encode([user(picture())])
+
+
+def test_forgotten_features_are_an_error(adapter: OmniAdapter) -> None:
+    row = adapter.encode([user(picture())])
+    with pytest.raises(DataError, match="not in the store"):
+        build().forward_inputs([segment(row)], len(row.ids))
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"tiny": {"words": ["a"], "experts": 2, "experts_per_token": 3}}, "experts_per_token: found 3"),
+        ({"image_pixels": [4096, 1024]}, "image_pixels: found .4096, 1024.; the least must not exceed the most"),
+        ({"tiny": None}, "give exactly one"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        build(**settings)
+
+
+def test_other_models_are_refused(tmp_path: Path, adapter: OmniAdapter) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 40}')
+    adapter.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds a qwen3; .*model\.id text"):
+        build(tiny=None, path=tmp_path)
+
+
+def test_chunks_hold_every_frame_once() -> None:
+    mels = [np.random.default_rng(n).standard_normal((4, n)).astype(np.float32) for n in (3, 100, 250)]
+    chunks, lengths = audio_chunks(mels, 50)
+    assert lengths.tolist() == [3, 100, 100, 100, 50] and chunks.shape == (5, 4, 100)
+    kept = np.concatenate([c[:, :n] for c, n in zip(chunks, lengths, strict=True)], axis=1)
+    np.testing.assert_array_equal(kept, np.concatenate(mels, axis=1))
