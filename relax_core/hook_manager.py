@@ -26,6 +26,9 @@ SPECS: Mapping[str, Any] = {
 }
 """Every hook of ``hookspecs.py``, by name, in the order of a run."""
 
+MAY_RETURN_NONE = frozenset(hook for hook, spec in SPECS.items() if spec.__annotations__["return"].endswith("| None"))
+"""Chained hooks of which None is a value; from another one it means that ``return`` was forgotten."""
+
 
 class HookError(PluginError):
     """A hook that raised; the error it raised is the ``__cause__``."""
@@ -91,14 +94,13 @@ class Manager(pluggy.PluginManager):
 
     def pipe(self, hook: str, run: Any, value: T, event: Any) -> T:
         """Call the implementations of a transforming hook one after the other, each on the former's result."""
-        may_be_none = str(inspect.signature(SPECS[hook]).return_annotation).endswith("| None")
         for implementation in self.implementations(hook):
             known = {"run": run, "value": value, "event": event}
             try:
                 value = cast(T, implementation.function(*(known[name] for name in implementation.argnames)))
             except Exception as error:
                 raise self._error(implementation, hook, error) from error
-            if value is None and not may_be_none:
+            if value is None and hook not in MAY_RETURN_NONE:
                 who = self.who[implementation.plugin_name]
                 raise HookError(f"{who}: {hook} returned None; return the value, changed or not")
         return value

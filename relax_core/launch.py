@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from relax_core.atomic import write_file
 from relax_core.check import static_problems
 from relax_core.check_deep import deep_problems
-from relax_core.config.resolve import load, resolved
-from relax_core.config.yaml import read
+from relax_core.config.resolve import load, resolved, version_problems
+from relax_core.config.yaml import dump, read
 from relax_core.errors import ConfigError
 from relax_core.run import Run
 
@@ -48,14 +47,17 @@ def claim(run: Run) -> None:
     wanted = resolved(run.config, run.stack)
     file = run.directory / "config.yaml"
     if file.exists():
-        changed = [line for line in differences(read(file), wanted) if line.split(".")[0] not in MAY_CHANGE]
+        made = read(file)
+        if problems := [*version_problems(made.get("versions", {}), run.stack)]:
+            raise ConfigError(*(f"{file}: {line}" for line in problems))
+        changed = [line for line in differences(made, wanted) if re.split("[.:]", line)[0] not in MAY_CHANGE]
         if changed:
             raise ConfigError(
                 f"{run.directory}: holds a run with other settings ({'; '.join(changed[:3])}"
                 f"{' ...' if len(changed) > 3 else ''}): choose another name=..., or remove the directory"
             )
     run.directory.mkdir(parents=True, exist_ok=True)
-    write_file(file, yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True).encode())
+    write_file(file, dump(wanted).encode())
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

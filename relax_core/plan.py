@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from relax_core.interfaces import Cut, Row
@@ -25,8 +26,8 @@ async def plan(
     """The cuts of one step: a function of the groups and their order, never of timing.
 
     With one update a cut is given as soon as it is full. With several all groups are awaited, split in order into
-    ``updates / epochs`` mini-batches of equally many groups, and repeated for each epoch. The last cut of an update has
-    ``last`` set, and may be empty. A group is split only if it exceeds the budget by itself; a single row is never split.
+    ``updates / epochs`` mini-batches of equally many groups, and repeated for each epoch. The last cut of an update
+    has ``last`` set, and may be empty. A group is split only if it alone exceeds the budget, and a row never is.
     """
     if updates == 1:
         packer, seen = _Packer(planner), 0
@@ -40,7 +41,7 @@ async def plan(
     mini_batches = updates // epochs
     bounds = [len(taken) * i // mini_batches for i in range(mini_batches + 1)]
     cuts: list[Cut] = []
-    for first, end in zip(bounds, bounds[1:], strict=False):
+    for first, end in pairwise(bounds):
         *full, rest = pack(taken[first:end], planner) or [()]
         cuts += [*(Cut(rows, last=False) for rows in full), Cut(rest, last=True)]
     for _ in range(epochs):
@@ -65,16 +66,19 @@ class _Packer:
 
     def add(self, rows: Sequence[Row], more: bool) -> Iterator[Sequence[Row]]:
         """Take a group; gives the micro-batches that are full by it. ``more``: further groups are expected."""
-        if self._pending and self._exceeds(rows):
+        cost, budget = self._cost(rows), self.planner.budget
+        if cost > budget and self._pending:
             yield self.rest()
-        if not self._exceeds(rows):
+            cost = self._cost(rows)
+        if cost <= budget:
             self._pending += rows
         else:
             for row in rows:
-                if self._pending and self._exceeds([row]):
+                if self._pending and self._cost([row]) > budget:
                     yield self.rest()
                 self._pending.append(row)
-        if more and self._pending and self.planner.cost(self._pending) >= self.planner.budget:
+            cost = self._cost(())
+        if more and cost >= budget:
             yield self.rest()
 
     def rest(self) -> Sequence[Row]:
@@ -82,5 +86,6 @@ class _Packer:
         pending, self._pending = tuple(self._pending), []
         return pending
 
-    def _exceeds(self, rows: Sequence[Row]) -> bool:
-        return self.planner.cost([*self._pending, *rows]) > self.planner.budget
+    def _cost(self, rows: Sequence[Row]) -> int:
+        """Of what is pending and these."""
+        return self.planner.cost([*self._pending, *rows])

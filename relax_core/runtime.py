@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from relax_core.runtime_config import LocalConfig
 from relax_core.setup import EngineSetup, TrainerSetup
 
 if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
     from relax_core.interfaces import Engine, ModelAdapter, Trainer, Transport
     from relax_core.media import MediaStore
 
@@ -46,6 +48,11 @@ class LocalRuntime(Runtime):
     """Everything on this machine, without Ray."""
 
     Config = LocalConfig
+
+    @classmethod
+    def check(cls, config: LocalConfig, run: RunConfig) -> Iterable[str]:
+        if config.overlap == "process" and run.transport is not None and run.transport.id == "copy":
+            yield "overlap 'process' with transport 'copy', which stays in one process: take 'shared', or leave it out"
 
     def __init__(self, config: LocalConfig) -> None:
         super().__init__(config)

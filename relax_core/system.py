@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Admission
+from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
 from relax_core.rollout import Player, Rollout, media_keys
@@ -39,8 +40,9 @@ class System:
         config, stack = run.config, run.stack
         self.run, self.roles, self.screen = run, roles, screen
         self.engine, self.trainer, self.bus = roles.engine, roles.trainer, roles.bus
+        self.totals = Totals()
         self.algorithm: Algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
-        environments = build_environments(run)
+        environments = self._environments()
         self.tasks = TaskStream(
             {section.label: (environments[section.label], section.weight) for section in config.environments},
             config.seed,
@@ -57,12 +59,25 @@ class System:
         self.holder = self.bus.register("train")
         self.storage = Storage(run, roles.media, readonly)
         self.journal, self.trajectories = self.storage.journal, self.storage.trajectories
-        self.totals = Totals()
         self.first_step, self.lineage = 0, 0
         self.published = (0.0, 0)
         """Seconds and bytes of the newest publication."""
         self._evaluation: asyncio.Task[Results] | None = None
         self._evaluated = 0
+
+    def _environments(self) -> dict[str, Environment]:
+        """By name; rows that cannot be used are left out, counted and named."""
+        found: dict[str, Environment] = {}
+        for i, section in enumerate(self.run.config.environments):
+            environment: Environment = self.run.stack.build("environments", section, where=f"environments.{i}")
+            if self.run.config.verify_media == "all":
+                environment.verify(self.roles.media.decode)
+            environment.tasks("train")
+            if bad := environment.bad_rows:
+                self.totals.bad_rows[section.label] = len(bad)
+                self.screen.note(f"environments.{section.label}: {len(bad)} bad rows are left out; the first: {bad[0]}")
+            found[section.label] = environment
+        return found
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -184,13 +199,6 @@ TRAINER_COLUMNS = frozenset({"old_logprobs"})
 """Columns that the training step itself makes, at its start."""
 
 
-def build_environments(run: Run) -> dict[str, Environment]:
-    return {
-        section.label: run.stack.build("environments", section, where=f"environments.{i}")
-        for i, section in enumerate(run.config.environments)
-    }
-
-
 @asynccontextmanager
 async def assembled(run: Run, screen: Screen, readonly: bool = False) -> AsyncIterator[System]:
     """Start the runtime's roles and restore the newest checkpoint; everything is ended again at the end.
@@ -201,6 +209,8 @@ async def assembled(run: Run, screen: Screen, readonly: bool = False) -> AsyncIt
     try:
         system = System(run, await runtime.start(run), screen, readonly)
         newest = system.storage.checkpoints.newest(screen.note)
+        if newest is None and system.storage.checkpoints.steps():
+            raise CheckpointError(f"{run.directory}: no checkpoint is whole: remove the directory to begin anew")
         if newest is not None:
             system.restore(*newest)
             screen.note(f"{run.directory}: going on from the checkpoint of step {newest[0]}")

@@ -31,6 +31,8 @@ class Totals:
     def __init__(self) -> None:
         self.counts = Counts()
         self.usage = Usage()
+        self.bad_rows: dict[str, int] = {}
+        """Rows of data left out, by environment; found anew at every start."""
 
     @property
     def evaluation(self) -> dict[str, dict[str, float]]:
@@ -62,6 +64,7 @@ class Totals:
                 "played": counts.played_tokens / counts.played if counts.played else None,
             },
             "skipped_updates": counts.skipped_updates,
+            "bad_rows": self.bad_rows,
         }
 
     def state(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ SLOTS = (
     Slot("rewards", "rewards", RewardSection, many=True),
     Slot("algorithm", "algorithms"),
     Slot("modalities", "modalities", many=True),
+    Slot("modalities", "modalities", many=True),
     Slot("engine", "engines"),
     Slot("trainer", "trainers"),
     Slot("transport", "transports"),

@@ -155,6 +155,9 @@ class RunConfig(Section):
     sampling: SamplingSection = SamplingSection()
     modalities: tuple[ComponentSection, ...] = ()
     """Decoders with settings of their own; one replaces the built-in decoder (image, audio, video) of its kind."""
+    verify_media: Literal["all", "plays"] = "all"
+    """``all``: every medium is decoded once before the run, and rows with an unreadable one are left out and named.
+    ``plays``: only when a play needs it; an unreadable one fails that play."""
     engine: ComponentSection = ComponentSection(id="torch")
     trainer: ComponentSection = ComponentSection(id="torch")
     transport: ComponentSection | None = None

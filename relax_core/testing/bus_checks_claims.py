@@ -266,6 +266,14 @@ async def check_order_finished_follows_completion(kit: Kit) -> None:
     assert (await train(bus, holder, 3, SCORED, order="finished")).groups == ("b", "f", "e")
     rows = await bus.claim("rows", SCORED, 4, "row", holder, "finished")
     assert ids(rows) == ["c/0/0", "c/1/0", "a/0/0", "a/1/0"]
+    for serial, group in ((6, "g"), (7, "h")):
+        await bus.open_group(group, serial, None, holder)
+        await bus.put({f"{group}/0/0": {"tokens": 1, "reward": 1}}, holder, group)
+    await bus.close_group("h", 1, holder)
+    await bus.close_group("g", 1, holder)
+    assert (await train(bus, holder, 3, SCORED, order="finished")).groups == ("h", "g")
+    rows = await bus.claim("rows", SCORED, 99, "row", holder, "finished")
+    assert ids(rows)[-2:] == ["h/0/0", "g/0/0"]
 
 
 async def check_exact_claims_wait_in_turn(kit: Kit) -> None:
@@ -314,12 +322,14 @@ async def check_a_stage_keeps_to_one_way(kit: Kit) -> None:
 
 async def check_acks_may_be_parts_or_merged(kit: Kit) -> None:
     bus = kit.bus()
-    holder = bus.register("x")
+    holder, other = bus.register("x"), bus.register("y")
     for serial, group in enumerate("abcd"):
         await play(bus, holder, group, serial)
     one, two, three = [await train(bus, holder, 1) for _ in range(3)]
     with pytest.raises(BusError, match="'d'"):
         await bus.ack(merge([one, Claim("train", holder, (), ("d",))]))
+    with pytest.raises(BusError, match="'y' acks 'a'"):
+        await bus.ack(Claim("train", other, (), ("a",)))
     assert await bus.ack(merge([three, one])) == ("c", "a")
     with pytest.raises(BusError, match="'a'"):
         await bus.ack(one)  # only once
@@ -327,21 +337,9 @@ async def check_acks_may_be_parts_or_merged(kit: Kit) -> None:
     rows = await bus.claim("score", PLAYED, 3, "row", holder)
     assert await bus.ack(Claim("score", holder, rows.rows[1:], ())) == ("a", "b")
     bus.declare_dead(holder)
-    assert ids(await bus.claim("score", PLAYED, 9, "row", bus.register("y")))[:2] == ["a/0/0", "b/1/0"]
+    assert ids(await bus.claim("score", PLAYED, 9, "row", other))[:2] == ["a/0/0", "b/1/0"]
     with pytest.raises(BusError):
         merge([])
-
-
-async def check_a_group_may_have_no_rows(kit: Kit) -> None:
-    bus = kit.bus()
-    holder = bus.register("x")
-    await bus.open_group("a", 0, None, holder)
-    await bus.close_group("a", 0, holder)
-    await play(bus, holder, "b", 1)
-    claim = await train(bus, holder, 2, order="started")
-    assert claim.groups == ("a", "b") and ids(claim) == ["b/0/0", "b/1/0"]
-    assert ids(await bus.claim("score", PLAYED, 9, "row", holder)) == ["b/0/0", "b/1/0"]
-    assert await bus.ack(claim, retain=0) == ("a", "b")
 
 
 CHECKS: tuple[Check, ...] = tuple(value for name, value in list(globals().items()) if name.startswith("check_"))

@@ -49,13 +49,14 @@ def full_logprobs(
         positions = np.concatenate([positions, np.broadcast_to(after, (3, new))], axis=1).astype(np.int32)
     row = Segment([*prompt.ids, *ids], prompt.media, positions)
     with torch.no_grad():
-        inputs = adapter.forward_inputs([row], len(row.ids))
+        device = next(model.parameters()).device
+        inputs = {k: v.to(device) for k, v in adapter.forward_inputs([row], len(row.ids)).items()}
         # The mask keeps transformers from taking positions that stand still for borders of packed rows.
-        whole = torch.ones(1, len(row.ids), dtype=torch.long)
+        whole = torch.ones(1, len(row.ids), dtype=torch.long, device=device)
         hidden_TH = adapter.backbone(model, **inputs, attention_mask=whole, use_cache=False)[0]
         logits_TV = adapter.head(model, hidden_TH[-new - 1 : -1]).double() / (temperature or 1.0)
         logits_TV[:, list(adapter.banned_token_ids)] = -torch.inf
-        chosen_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(list(ids))[:, None])[:, 0]
+        chosen_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(list(ids), device=device)[:, None])[:, 0]
     return [float(x) for x in chosen_T]
 
 

@@ -87,12 +87,10 @@ class Rectangle:
         self._entry_N, self._token_E = torch.from_numpy(entry_N).to(device), torch.from_numpy(token_E).to(device)
         self._padding = torch.from_numpy(np.flatnonzero(~real_RC)).to(device)
 
-    def arranged(self, flat_NXD: Tensor) -> Tensor:
-        """(R, X, C, D) of all tokens of the sequence (N, X, D)."""
-        own = flat_NXD[self.tokens]
-        if not self.full:
-            own = _Rearranged.apply(own, self._token_E, self._entry_N, None)
-        return own.view(*self.shape, *flat_NXD.shape[1:]).transpose(1, 2)
+    def arranged(self, flat: Tensor) -> Tensor:
+        """(R, X, C, D) of its tokens (n, X, D)."""
+        entries = flat if self.full else _Rearranged.apply(flat, self._token_E, self._entry_N, None)
+        return entries.unflatten(0, self.shape).transpose(1, 2)
 
     def flat(self, arranged: Tensor) -> Tensor:
         """The tokens (n, X, D) of (R, X, C, D)."""
@@ -129,6 +127,7 @@ class DeviceLanes:
     def __init__(self, lanes: Lanes, device: torch.device) -> None:
         self.prompts = Rectangle(lanes.prompt_lengths_P, 0, device)
         self.lanes = Rectangle(lanes.lane_lengths_L, self.prompts.tokens.stop, device)
+        self.sizes = [len(lanes.place_N[r.tokens]) for r in (self.prompts, self.lanes)]
         self.prompt_L = torch.from_numpy(lanes.prompt_L).to(device)
         self._window_N, self._place_N = (torch.from_numpy(x).to(device) for x in (lanes.window_N, lanes.place_N))
         self._longest = int(lanes.place_N.max()) + 1
@@ -191,11 +190,11 @@ def attend(
     assert lanes is not None and attention_mask is None
     attention.calls += 1
     prompt_mask, lane_mask = lanes.masks(sliding_window, query.dtype)
-    flat = [x[0].transpose(0, 1) for x in (query, key, value)]
-    queries_L, keys_L, values_L = (lanes.lanes.arranged(x) for x in flat)
+    flat = [x[0].transpose(0, 1).split(lanes.sizes) for x in (query, key, value)]
+    queries_L, keys_L, values_L = (lanes.lanes.arranged(own) for _, own in flat)
     outputs = []
     if lanes.prompts.shape[0]:
-        queries_P, keys_P, values_P = (lanes.prompts.arranged(x) for x in flat)
+        queries_P, keys_P, values_P = (lanes.prompts.arranged(own) for own, _ in flat)
         outputs.append(lanes.prompts.flat(_sdpa(queries_P, keys_P, values_P, prompt_mask, scaling)))
         keys_L = torch.cat([keys_P.index_select(0, lanes.prompt_L), keys_L], 2)
         values_L = torch.cat([values_P.index_select(0, lanes.prompt_L), values_L], 2)

@@ -46,15 +46,18 @@ class Rows:
 
 @settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 class BusAgainstModel(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(early=st.sets(st.sampled_from(sorted(STAGES))))
+    def begin(self, early: set[str]) -> None:
         self.loop = asyncio.new_event_loop()
         self.bus = Bus(10_000, 10_000_000)
         self.groups: dict[str, Rows] = {}
         self.retained: dict[int, int] = {}
         self.holders = [self.bus.register(f"holder-{i}") for i in range(2)]
         self.claims: list[Claim] = []
+        self.claimed: set[str] = set()
         self.clock = self.serial = 0
+        for stage in early:
+            self.claim(stage, 1, False, 0)
 
     def do(self, call: Any) -> Any:
         return self.loop.run_until_complete(call)
@@ -122,6 +125,7 @@ class BusAgainstModel(RuleBasedStateMachine):
         stage=st.sampled_from(sorted(STAGES)), count=st.integers(1, 4), exact=st.booleans(), who=st.sampled_from((0, 1))
     )
     def claim(self, stage: str, count: int, exact: bool, who: int) -> None:
+        self.claimed.add(stage)
         expected = self.claimable(stage)[:count]
         needs, by, order = STAGES[stage]
         call = self.bus.claim(stage, needs, count, by, self.holders[who], order, exact)
@@ -201,7 +205,7 @@ class BusAgainstModel(RuleBasedStateMachine):
         self.bus.restore(state)
         self.holders = [self.bus.register(f"holder-{i}") for i in range(2)]
         self.groups = {name: group for name, group in self.groups.items() if group.closed is not None}
-        self.claims, self.retained = [], {}
+        self.claims, self.retained, self.claimed = [], {}, set()
         for group in self.groups.values():
             group.held = {}
 
@@ -211,6 +215,9 @@ class BusAgainstModel(RuleBasedStateMachine):
             living = sum(len(group.rows) for group in self.groups.values())
             assert self.bus.rows == living + sum(self.retained.values())
             assert self.bus.groups == len(self.groups)
+            for stage, (needs, by, order) in STAGES.items():
+                if order == "any" or stage in self.claimed:
+                    assert self.bus.ready(stage, needs, by) == len(self.claimable(stage)), stage
 
 
 BusAgainstModel.TestCase.settings = settings(BusAgainstModel.TestCase.settings, derandomize=True)

@@ -145,7 +145,7 @@ def test_every_single_changed_bit_is_found(tmp_path: Path, name: str) -> None:
     path = checkpoints.path(100) / name
     whole = path.read_bytes()
     bits = range(len(whole) * 8)
-    for bit in bits if len(bits) < 300 else random.Random(0).sample(bits, 300):
+    for bit in bits if len(bits) < 120 else random.Random(0).sample(bits, 120):
         flip(path, bit)
         assert checkpoints.newest() == (50, checkpoints.path(50)), f"bit {bit}"
         path.write_bytes(whole)
@@ -188,7 +188,7 @@ def test_later_ones_are_removed_but_never_the_last_good_one(tmp_path: Path) -> N
 SETUP = "from relax_core.checkpoint import Checkpoints"
 WRITER = """
 checkpoints = Checkpoints(folder / "c", keep=2)
-for step in (1, 2, 3, 3, 4):  # the fourth replaces the third
+for step in (1, 2, 3, 3):  # the first is removed, the last replaces the one before
     with checkpoints.write(step) as work:
         (work / "part").mkdir()
         (work / "part" / "a").write_bytes(bytes([step]) * 100)
@@ -213,7 +213,7 @@ def test_a_kill_at_any_file_operation_loses_nothing_that_was_written(tmp_path: P
         with checkpoints.write(9) as work:
             (work / "x").write_text("x")
         assert newest_step(folder / "c") == 9
-    assert said(folders[-1]) == ["1", "2", "3", "3", "4"]
+    assert said(folders[-1]) == ["1", "2", "3", "3"]
 
 
 @pytest.mark.parametrize("seed", range(5))

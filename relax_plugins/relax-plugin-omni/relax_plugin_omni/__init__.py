@@ -1,1 +1,1 @@
-"""Tiny omni-modal models of the real architecture for Relax."""
+"""The Qwen3-Omni thinker for Relax: text, images, audio and video in, text out."""

@@ -213,6 +213,7 @@ class OmniAdapter(ModelAdapter):
             assert self.config.path is not None
             model = checkpoint.load_thinker(self.config.path, self.thinker, dtype)
         model.set_experts_implementation(self.config.experts)
+        model.model.visual.patch_embed.__class__ = towers.MatrixPatchEmbed
         hf.placed(model, device, dtype)
         return model
 
