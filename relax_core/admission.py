@@ -151,7 +151,8 @@ class Admission:
         """
         strangers = sorted(set(groups) - set(self._tickets))
         if strangers or len(set(groups)) != self.groups_per_step or len(groups) != self.groups_per_step:
-            found = f"not in flight: {', '.join(strangers)}" if strangers else f"{len(set(groups))} groups"
+            n = f"{len(groups)} groups, {len(set(groups))} of them different"
+            found = f"groups not in flight: {', '.join(strangers)}" if strangers else n
             raise RelaxError(f"admission: a step with {found}; a step trains exactly {self.groups_per_step} in flight")
         for group in groups:
             del self._tickets[group]

@@ -136,7 +136,7 @@ class Store:
     def release(self, step: int) -> tuple[list[Row], int]:
         """Free the rows of every step up to ``step``; returns them and their bytes."""
         freed = [pair for s in sorted(self.retained) if s <= step for pair in self.retained.pop(s)]
-        return [row.view(group) for group, row in freed], sum(row.nbytes for _, row in freed)
+        return [Row(row.id, group, row.columns) for group, row in freed], sum(row.nbytes for _, row in freed)
 
     def snapshot(self, incarnations: Mapping[str, int]) -> BusState:
         groups = sorted((g for g in self.groups.values() if g.closed is not None), key=lambda g: g.serial)

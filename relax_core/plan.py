@@ -42,8 +42,8 @@ async def plan(
     bounds = [len(taken) * i // mini_batches for i in range(mini_batches + 1)]
     cuts: list[Cut] = []
     for first, end in pairwise(bounds):
-        *full, rest = pack(taken[first:end], planner) or [()]
-        cuts += [*(Cut(rows, last=False) for rows in full), Cut(rest, last=True)]
+        packed = pack(taken[first:end], planner) or [()]
+        cuts += [Cut(rows, last=i == len(packed)) for i, rows in enumerate(packed, 1)]
     for _ in range(epochs):
         for cut in cuts:
             yield cut

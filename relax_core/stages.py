@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from relax_core.admission import Outcome
@@ -25,13 +26,11 @@ async def serve(stage: Stage, bus: Bus, name: str) -> None:
     What a dead worker had claimed is offered again; what it still sends is refused (see ``Bus.declare_dead``).
     """
     holder = bus.register(name)
-    while True:
-        try:
+    with suppress(BusClosed):
+        while True:
             claim = await bus.claim(stage.name, stage.needs, stage.count, stage.by, holder, stage.order, stage.exact)
-        except BusClosed:
-            return
-        await bus.put(await stage.run(claim), holder)
-        await bus.ack(claim)
+            await bus.put(await stage.run(claim), holder)
+            await bus.ack(claim)
 
 
 class Score(Stage):

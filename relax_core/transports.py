@@ -1,11 +1,12 @@
 """How published weights travel on one machine: copied within a process, or through shared memory to others.
 
-Both are double-buffered: a publication stays readable while the next one is written, and is written over by the one after
-that, which its checksums then show. Receivers always get copies of their own, so that nobody ever holds an alias.
+Both are double-buffered: a publication stays readable while the next one is written, and is written over by the one
+after that, which its checksums then show. Receivers always get copies of their own: nobody ever holds an alias.
 """
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import weakref
@@ -20,7 +21,6 @@ from relax_core.types import Version
 from relax_core.weights import Manifest, TensorInfo, WeightUpdate, checksums, dtype_name, offsets, view
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -66,8 +66,8 @@ class _Held:
 class SharedTransport(Transport):
     """To engines in other processes of this machine, through shared memory in the main memory.
 
-    The publisher owns the memory: receivers map it for reading and may die at any time. It is freed by ``close``, at the
-    latest when the publisher ends, even by SIGKILL.
+    The publisher owns the memory: receivers map it for reading and may die at any time. It is freed by ``close``, and
+    at the latest when the publisher ends, even by SIGKILL.
     """
 
     class Config(ComponentConfig):
@@ -76,7 +76,7 @@ class SharedTransport(Transport):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._segments: list[SharedMemory] = []
-        # SharedMemory's own tracker process frees what a killed publisher leaves; this is for one that ends without close.
+        # For a publisher that ends without close; what a killed one leaves, SharedMemory's tracker process frees.
         self._finalizer = weakref.finalize(self, _free, self._segments, os.getpid())
 
     def publish(self, version: Version, weights: Iterable[tuple[str, Tensor]]) -> WeightUpdate:
@@ -110,8 +110,8 @@ class _Shared:
             mapped = _mapped(self.name)
         except OSError as error:
             raise WeightsError(
-                f"weights: the shared memory {self.name} of the publisher cannot be opened ({error.strerror}): it was closed, "
-                "or its process ended; publish the weights again"
+                f"weights: the publisher's shared memory {self.name} cannot be opened ({error.strerror}): closed, or "
+                "its process ended; publish the weights again"
             ) from error
         try:
             return _tensor(memoryview(mapped)[start:stop], min(stop, len(mapped)) - start).clone()
@@ -148,14 +148,10 @@ def _tensor(memory: memoryview, size: int) -> Tensor:
 def _mapped(name: str) -> mmap.mmap:
     """Map a publisher's shared memory.
 
-    Not by ``SharedMemory(name)``: before Python 3.13 that makes the receiver's resource tracker free the memory when the
-    receiver ends. The mapping is private (copy on write), so that nothing a receiver does can alter the publisher's.
+    Not by ``SharedMemory(name)``: before Python 3.13 that makes the receiver's resource tracker free the memory when
+    the receiver ends. The mapping is private (copy on write): nothing a receiver does can alter the publisher's.
     """
-    if os.name == "nt":
-        return mmap.mmap(-1, SharedMemory(name).size, name, access=mmap.ACCESS_READ)
-    from _posixshmem import shm_open
-
-    descriptor = shm_open(f"/{name.lstrip('/')}", os.O_RDONLY, 0o600)
+    descriptor = importlib.import_module("_posixshmem").shm_open(f"/{name.lstrip('/')}", os.O_RDONLY, 0o600)
     try:
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     finally:

@@ -1,12 +1,12 @@
 """Published weights: a manifest with a checksum per tensor, and the receiver's check against it.
 
-All tensors of a publication lie in one flat buffer, each at a multiple of 256 bytes with zeros up to the next. The checksum
-of a tensor is a sum over its 32-bit words, each times its position:
+All tensors of a publication lie in one flat buffer, each at a multiple of 256 bytes with zeros up to the next. The
+checksum of a tensor is a sum over its 32-bit words, each times its position:
 
     sum over i of (2 i + 1) x word_i   mod 2**64
 
-Any changed bit changes it (an odd number times a power of two below 2**64 is not 0), and so does swapping any two unequal
-elements of at most 32 bits. Every sum is exact, so the order in which a device adds does not matter.
+Any changed bit changes it (an odd number times a power of two below 2**64 is not 0), and so does swapping any two
+unequal elements of at most 32 bits. Every sum is exact, so the order in which a device adds does not matter.
 
 Legend: R rows of 64 words, N tensors.
 """
@@ -151,14 +151,14 @@ def checksums(buffer: Tensor, starts: Sequence[int]) -> list[int]:
 def _row_sums(words_RW: Tensor) -> tuple[Tensor, Tensor]:
     """Of each row the sum of its words, and the sum of its words times 1, 3, 5, ...; int64 (R,).
 
-    Summed by one matrix product in float64, the fastest way on CPUs and GPUs alike; it is exact, since no sum of 64 words
-    times at most 127 reaches 2**53.
+    Summed by one matrix product in float64, which is fast everywhere, and exact: no sum of 64 words times at most 127
+    reaches 2**53.
     """
     import torch
 
     odd_W = 2 * torch.arange(_WORDS, device=words_RW.device, dtype=torch.float64) + 1
     factors_W2 = torch.stack([torch.ones_like(odd_W), odd_W], 1)
-    blocks = words_RW.split(_BLOCK.get(words_RW.device.type, 1 << 20))
+    blocks = torch.split(words_RW, _BLOCK.get(words_RW.device.type, 1 << 20))
     sums_R2 = torch.cat([(block_RW.to(torch.float64) @ factors_W2).to(torch.int64) for block_RW in blocks])
     return sums_R2[:, 0], sums_R2[:, 1]
 
@@ -166,8 +166,8 @@ def _row_sums(words_RW: Tensor) -> tuple[Tensor, Tensor]:
 def _compare(info: TensorInfo, found: int) -> None:
     if found != info.checksum:
         raise WeightsError(
-            f"weights {info.name}: checksum {found:016x}, the manifest says {info.checksum:016x}: the buffer was altered or "
-            "written over by a later publication; publish the weights again"
+            f"weights {info.name}: checksum {found:016x}, the manifest says {info.checksum:016x}: it was altered, "
+            "or written over by a later publication; publish the weights again"
         )
 
 
@@ -190,5 +190,3 @@ def _buckets(tensors: Sequence[TensorInfo]) -> Iterator[tuple[Sequence[TensorInf
         if i == len(tensors) or starts[i + 1] - starts[first] > _BUCKET:
             yield tensors[first:i], starts[first], starts[i]
             first = i
-
-

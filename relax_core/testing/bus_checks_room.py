@@ -244,11 +244,16 @@ async def check_a_snapshot_keeps_what_is_done(kit: Kit) -> None:
     rewards = await bus.claim("read", frozenset({"reward"}), 9, "row", early)
     assert [row.columns["reward"] for row in rewards.rows] == [1, 1, 2, 2]
     assert (await bus.claim("values", frozenset({"value"}), 9, "group", early, "finished")).groups == ("d", "c")
-    new = bus.register("worker")
+    fresh = kit.bus()
+    fresh.restore(pickle.loads(saved))
+    new = fresh.register("worker")
     assert new.incarnation > old.incarnation
-    await bus.open_group("open", 4, None, new)
+    await play(fresh, new, "z", 9, rows=1)
+    await fresh.put(played("z", 1, "value"), new)
+    assert (await fresh.claim("values", frozenset({"value"}), 9, "group", new, "finished")).groups == ("d", "c", "z")
+    await fresh.open_group("open", 4, None, new)
     with pytest.raises(BusError, match="restore"):
-        bus.restore(pickle.loads(saved))
+        fresh.restore(pickle.loads(saved))
 
 
 # --- cancellation -----------------------------------------------------------------------------------------------------

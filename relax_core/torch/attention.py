@@ -1,18 +1,18 @@
 """Attention over a flat sequence of prompts and windows (see layout.py), as an attention function of transformers.
 
-Token-wise layers run on the flat sequence (1, N) as it is. Here its tokens are arranged in rectangles: prompts attend to
-themselves, and windows, several in a lane, to their prompt's keys and values and to their own tokens before. A prompt is
-computed once, whatever the number of its windows; its gradient is the sum over them.
+Token-wise layers run on the flat sequence (1, N) as it is. Here its tokens are arranged in rectangles: prompts attend
+to themselves, and windows, several in a lane, to their prompt's keys and values and to their own tokens before. A
+prompt is computed once, whatever the number of its windows; its gradient is the sum over them.
 
-Legend: N tokens, P prompts, W prompt width, L lanes, S lane width, H query heads, K key/value heads, X either, D head size;
-of either rectangle R rows, C columns, E = R x C entries.
+Legend: N tokens, P prompts, W prompt width, L lanes, S lane width, H query heads, K key/value heads, X either kind of
+heads, D head size; of a rectangle R rows, C columns, E = R x C entries, n tokens.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -40,9 +40,8 @@ class LaneAttention:
         copies: dict[int, Any] = {}
         for module in model.modules():
             if hasattr(module, "config"):
-                module.config = copy.deepcopy(module.config, copies)
-        config: Any = model.config
-        self._config = config.get_text_config(decoder=True)
+                module.config = cast(Any, copy.deepcopy(module.config, copies))
+        self._config = cast(Any, model).config.get_text_config(decoder=True)
         self._own = self._config._attn_implementation
         for module in model.modules():
             if getattr(module, "config", None) is self._config:
@@ -89,13 +88,13 @@ class Rectangle:
 
     def arranged(self, flat: Tensor) -> Tensor:
         """(R, X, C, D) of its tokens (n, X, D)."""
-        entries = flat if self.full else _Rearranged.apply(flat, self._token_E, self._entry_N, None)
-        return entries.unflatten(0, self.shape).transpose(1, 2)
+        entries = flat if self.full else _rearranged(flat, self._token_E, self._entry_N, None)
+        return entries.view(*self.shape, *flat.shape[1:]).transpose(1, 2)
 
     def flat(self, arranged: Tensor) -> Tensor:
         """The tokens (n, X, D) of (R, X, C, D)."""
         entries = arranged.transpose(1, 2).flatten(0, 1)
-        return entries if self.full else _Rearranged.apply(entries, self._entry_N, self._token_E, self._padding)
+        return entries if self.full else _rearranged(entries, self._entry_N, self._token_E, self._padding)
 
     def of(self, values_N: Tensor) -> Tensor:
         """Numbers of tokens (N) as (R, C)."""
@@ -103,7 +102,7 @@ class Rectangle:
 
 
 class _Rearranged(torch.autograd.Function):
-    """``x.index_select(0, there)``, where ``back`` leads back: its gradient needs no sums, and is the same at every call.
+    """``x.index_select(0, there)``, where ``back`` leads back: its gradient needs no sums, so its bits never vary.
 
     Entries of x that ``there`` leaves out (``unread``) get the gradient 0.
     """
@@ -119,6 +118,10 @@ class _Rearranged(torch.autograd.Function):
         if ctx.unread is not None:
             gradient.index_fill_(0, ctx.unread, 0)
         return gradient, None, None, None
+
+
+def _rearranged(x: Tensor, there: Tensor, back: Tensor, unread: Tensor | None) -> Tensor:
+    return cast(Tensor, _Rearranged.apply(x, there, back, unread))  # type: ignore[no-untyped-call]
 
 
 class DeviceLanes:
@@ -139,7 +142,10 @@ class DeviceLanes:
             reach = None
         if (reach, dtype) not in self._masks:
             prompts, lanes = self._prompt_mask(reach), self._lane_mask(reach)
-            self._masks[reach, dtype] = (None if prompts is None else _additive(prompts, dtype), _additive(lanes, dtype))
+            self._masks[reach, dtype] = (
+                None if prompts is None else _additive(prompts, dtype),
+                _additive(lanes, dtype),
+            )
         return self._masks[reach, dtype]
 
     def _prompt_mask(self, reach: int | None) -> Tensor | None:
@@ -190,7 +196,7 @@ def attend(
     assert lanes is not None and attention_mask is None
     attention.calls += 1
     prompt_mask, lane_mask = lanes.masks(sliding_window, query.dtype)
-    flat = [x[0].transpose(0, 1).split(lanes.sizes) for x in (query, key, value)]
+    flat = [torch.split(x[0].transpose(0, 1), lanes.sizes) for x in (query, key, value)]
     queries_L, keys_L, values_L = (lanes.lanes.arranged(own) for _, own in flat)
     outputs = []
     if lanes.prompts.shape[0]:
@@ -208,7 +214,13 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scalin
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
     )
 
 
@@ -216,8 +228,8 @@ def _refuse(module: torch.nn.Module, others: Mapping[str, Any]) -> None:
     for name in _REFUSED:
         if others.get(name) is not None:
             raise ConfigError(
-                f"trainer.layout: {type(module).__name__} attends with {name!r}, which the layouts shared and packed do not "
-                "compute; set trainer.layout to 'padded'"
+                f"trainer.layout: {type(module).__name__} attends with {name!r}, which the layouts shared and packed "
+                "do not compute; set trainer.layout to 'padded'"
             )
 
 

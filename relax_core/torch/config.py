@@ -49,18 +49,18 @@ class TrainerConfig(ComponentConfig):
     max_nonfinite: PositiveInt = 3
     """An update whose gradient is NaN or infinite is skipped; so many in a row end the run."""
     tokens_per_micro_batch: PositiveInt | None = None
-    """Computed tokens of one forward and backward; default: 4096 on a CPU (more outgrows its caches), 16384 on a GPU. A row
-    is never cut. The gradient does not depend on it, the memory does."""
+    """Computed tokens of one forward and backward; default: 4096 on a CPU (more outgrows its caches), 16384 on a GPU. A
+    row is never cut. The gradient does not depend on it, the memory does."""
     layout: Literal["shared", "packed", "padded"] = "shared"
-    """``shared``: each unique prompt is computed once for all rows that begin with it, and nothing is padded. ``packed``:
-    every row with its own prompt. ``padded``: one row a line, padded to the longest, for models that the others refuse.
-    All have the same gradient."""
+    """``shared``: each unique prompt is computed once for all rows that begin with it, and nothing is padded.
+    ``packed``: every row with its own prompt. ``padded``: one row a line, padded to the longest, for models that the
+    others refuse. All have the same gradient."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Where the trainer's copy of the model lives; ``auto``: a GPU where there is one."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Of forward, backward and published weights; ``auto``: bfloat16 on a GPU, float32 on a CPU. The weights that AdamW
     changes, its averages and the gradient's sum are always float32."""
     gradient_checkpointing: bool = False
-    """Compute each layer a second time in the backward pass instead of keeping its activations: less memory, a third slower."""
+    """Compute each layer again in the backward pass instead of keeping what it made: less memory, a third slower."""
     threads: PositiveInt | None = None
-    """Torch threads of the trainer's process; default: 1 on a CPU (more makes small models slower), else torch's own."""
+    """Torch threads of the trainer's process; default: 1 on a CPU (more slows small models), else torch's own."""

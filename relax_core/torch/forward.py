@@ -1,4 +1,4 @@
-"""Log-probs, and where asked entropies, of the sampled tokens of a micro-batch: the same for training, old policy and reference.
+"""Log-probs, and where asked entropies, of the sampled tokens of a micro-batch, with gradient or without.
 
 Legend: B rows, T window width, N computed tokens, M sampled tokens, H hidden size, V vocabulary.
 """
@@ -45,8 +45,8 @@ class Forward:
         self._banned = torch.tensor(adapter.banned_token_ids, dtype=torch.long, device=self.device)
 
     @contextmanager
-    def __call__(self, pieces: Sequence[Piece], entropy: bool) -> Iterator[Computed]:
-        """The outputs of a micro-batch, with gradient where gradients are on. Backward passes belong inside the block."""
+    def run(self, pieces: Sequence[Piece], entropy: bool) -> Iterator[Computed]:
+        """The outputs of a micro-batch, with gradient where those are on. A backward pass belongs inside the block."""
         layout = lay_out(pieces, self.kind)
         try:
             hidden_NH = self._hidden(layout)
@@ -74,8 +74,8 @@ class Forward:
         hidden = self.adapter.backbone(self.model, **inputs, use_cache=False)
         if self._attention is not None and not self._attention.calls:
             raise ConfigError(
-                f"trainer.layout: {type(self.model).__name__} does not attend through transformers' attention interface, "
-                "which the layouts shared and packed need; set trainer.layout to 'padded'"
+                f"trainer.layout: {type(self.model).__name__} does not attend through transformers' attention "
+                "interface, which the layouts shared and packed need; set trainer.layout to 'padded'"
             )
         return hidden.flatten(0, 1)
 
@@ -84,7 +84,7 @@ class Forward:
         if len(target_M) <= size:
             return self._chunk(hidden_MH, target_M, entropy)
         logprobs, entropies = [], []
-        for chunk_MH, chunk_M in zip(hidden_MH.split(size), target_M.split(size), strict=True):
+        for chunk_MH, chunk_M in zip(torch.split(hidden_MH, size), torch.split(target_M, size), strict=True):
             made = checkpoint(self._chunk, chunk_MH, chunk_M, entropy, use_reentrant=False, preserve_rng_state=False)
             logprobs.append(made[0])
             entropies.append(made[1])

@@ -24,7 +24,7 @@ CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(LlamaModel.forward).par
 """What the installed transformers calls the cache in a model's forward."""
 
 _ALIGNMENT = 16
-"""Capacities, and on a GPU attended lengths, are multiples of it: attention kernels want aligned masks."""
+"""Capacities and attended lengths are multiples of it: attention kernels are faster so, by up to a third on a CPU."""
 
 
 def attention_windows(model: torch.nn.Module) -> Mapping[str, int | None]:
@@ -49,6 +49,10 @@ def text_config(model: torch.nn.Module) -> Any:
     """The part of a transformers config that describes the language model; None for a model without config."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 class _RowMask:
@@ -177,7 +181,7 @@ class SlotCache(Cache):
             self.slots = max(slots, min(2 * self.slots, self.max_slots))
         if capacity > self.capacity:
             doubled = min(2 * self.capacity, self.max_capacity or 2 * self.capacity)
-            self.capacity = -(-max(capacity, doubled) // _ALIGNMENT) * _ALIGNMENT
+            self.capacity = _aligned(max(capacity, doubled))
         for mask in self._masks.values():
             mask.grow(self.slots, self.capacity)
         for layer in self.slot_layers:
@@ -194,9 +198,7 @@ class SlotCache(Cache):
         Returns the additive attention mask, (N, 1, 1, L); by layer type where the model has several.
         """
         self.prefilling = False
-        self.attended = longest + 1
-        if self.device.type != "cpu":
-            self.attended = -(-self.attended // _ALIGNMENT) * _ALIGNMENT
+        self.attended = _aligned(longest + 1)
         n = len(lengths_N)
         rows_N = torch.arange(n, device=self.device)
         self._rows_N, self._lengths_N = rows_N, lengths_N

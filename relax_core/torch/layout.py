@@ -1,10 +1,10 @@
-"""How the rows of a micro-batch lie in one forward: which tokens are computed, where, and which of them see each other.
+"""How the rows of a micro-batch lie in one forward: which tokens are computed, where, and which see each other.
 
-Pure numpy. A row's *window* starts at its first sampled token and runs to its end; all before is its *prompt*. Only what
-some sampled token depends on is computed: everything up to the token before the last sampled one.
+Pure numpy. A row's *window* starts at its first sampled token and runs to its end; all before is its *prompt*. Only
+what some sampled token depends on is computed: everything up to the token before the last sampled one.
 
-- ``shared``: one flat sequence without padding: each unique prompt once, then the windows of its rows. Token-wise layers see
-  exactly the tokens that count; attention alone needs rectangles (see attention.py).
+- ``shared``: one flat sequence without padding: each unique prompt once, then the windows of its rows. Token-wise
+  layers see exactly the tokens that count; attention alone needs rectangles (see attention.py).
 - ``packed``: the same, but every row brings its own prompt.
 - ``padded``: one row of the model's input for each row, right-padded: for models whose rows cannot lie in one sequence.
 
@@ -84,8 +84,8 @@ class Lanes:
 class Layout:
     """What to run: rows of ``width`` tokens, and where the hidden state of each sampled token's predecessor is found.
 
-    ``source_M`` indexes the hidden states, flattened; ``cell_M`` the window grid (B, T), flattened; ``target_M`` are token
-    ids. ``lanes`` is None for ``padded``: there the model's own attention runs.
+    ``source_M`` indexes the hidden states, flattened; ``cell_M`` the window grid (B, T), flattened; ``target_M`` are
+    token ids. ``lanes`` is None for ``padded``: there the model's own attention runs.
     """
 
     segments: tuple[Segment, ...]
@@ -115,10 +115,8 @@ def lay_out(pieces: Sequence[Piece], kind: Kind) -> Layout:
         segments = tuple(_segment([(p, 0, p.last)]) for p in pieces)
         return Layout(segments, width, *_predictions(pieces, starts, None, grid[1]), grid, None)
     if kind == "packed":
-        prompt_of, firsts = [-1] * len(pieces), []
-    else:
-        prompt_of, firsts = _unique(pieces)
-    return _flat(pieces, prompt_of, firsts, grid)
+        return _flat(pieces, [-1] * len(pieces), [], grid)
+    return _flat(pieces, *_unique(pieces), grid)
 
 
 def cost(pieces: Sequence[Piece], kind: Kind) -> int:
@@ -146,7 +144,7 @@ def _unique(pieces: Sequence[Piece]) -> tuple[list[int], list[Piece]]:
 
 
 def _flat(pieces: Sequence[Piece], prompt_of: Sequence[int], firsts: Sequence[Piece], grid: tuple[int, int]) -> Layout:
-    """One sequence: ``firsts``' prompts, then windows lane by lane. ``prompt_of`` -1: the window begins with the row."""
+    """One sequence: ``firsts``' prompts, then windows lane by lane. ``prompt_of`` -1: the window is the row."""
     begins = [p.start if prompt >= 0 else 0 for p, prompt in zip(pieces, prompt_of, strict=True)]
     lengths = [p.last - begin for p, begin in zip(pieces, begins, strict=True)]
     lanes = _lanes(lengths, prompt_of)
@@ -202,9 +200,10 @@ def _lanes(lengths: Sequence[int], prompt_of: Sequence[int]) -> list[list[int]]:
 def _predictions(
     pieces: Sequence[Piece], starts: Sequence[int], prompt_ends: Sequence[int] | None, width: int
 ) -> tuple[Ints, Ints, Ints]:
-    """``source_M``, ``cell_M``, ``target_M``. ``starts``: where each row's token 0 is, or would be, among the hidden states.
+    """``source_M``, ``cell_M``, ``target_M``.
 
-    With shared prompts a window's first token is predicted by its prompt's last, at ``prompt_ends``.
+    ``starts``: where each row's token 0 is, or would be, among the hidden states. With shared prompts a window's first
+    token is predicted by its prompt's last, at ``prompt_ends``.
     """
     sources, cells, targets = [], [], []
     for row, (piece, start) in enumerate(zip(pieces, starts, strict=True)):

@@ -14,7 +14,7 @@ from relax_core.torch.config import TrainerConfig
 
 
 def learning_rate(config: TrainerConfig, step: int, steps: int) -> float:
-    """The learning rate of a step; steps count from 0 and a run has ``steps`` of them. The last one gets the minimum."""
+    """The learning rate of a step; they count from 0 and a run has ``steps`` of them. The last gets the minimum."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -25,7 +25,7 @@ def learning_rate(config: TrainerConfig, step: int, steps: int) -> float:
 
 
 def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers by their Hugging Face names; tied ones once, under their first name."""
+    """Parameters and persistent buffers by their Hugging Face names; tied ones once, under the first."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
@@ -36,8 +36,8 @@ def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
 class Optimizer:
     """Sums the gradients of micro-batches, and updates the model.
 
-    Parameters of half precision have float32 masters: gradients are added to these after each backward pass, AdamW changes
-    these, and the parameters are rounded from them. Float32 parameters are their own masters.
+    Parameters of half precision have float32 masters: gradients are added to these after each backward pass, AdamW
+    changes these, and the parameters are rounded from them. Float32 parameters are their own masters.
     """
 
     def __init__(self, model: torch.nn.Module, config: TrainerConfig, steps: int) -> None:
@@ -46,7 +46,7 @@ class Optimizer:
         self._masters = {name: _master(p) for name, p in self._parameters.items()}
         decayed = [m for m in self._masters.values() if m.ndim >= 2]
         others = [m for m in self._masters.values() if m.ndim < 2]
-        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
         self._adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=config.lr,
@@ -115,5 +115,5 @@ def _master(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
         half.grad = None
 
-    parameter.register_post_accumulate_grad_hook(move_gradient)
+    parameter.register_post_accumulate_grad_hook(move_gradient)  # type: ignore[no-untyped-call]
     return master

@@ -5,6 +5,7 @@ Legend: B rows, T window width.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -31,18 +32,19 @@ class Tally:
             self._pairs.setdefault(name, []).append(new)
 
     def mismatch(self, rows: Sequence[Row], batch: Batch, old_BT: Tensor) -> None:
-        """Compare the policy at the start of the step with the engine's: d = log p_old - log mu, over sampled tokens."""
+        """Compare the policy at the start of the step with the engine's: d = log p_old - log mu, sampled tokens."""
         d_BT = torch.where(batch.mask_BT, old_BT - batch.logprobs_BT, 0.0).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         k3_BT = torch.expm1(d_BT) - d_BT  # estimates KL(mu || p_old), since tokens are mu's
-        self._mismatch.append(torch.stack([d_BT.abs().sum(1), k3_BT.sum(1), batch.mask_BT.sum(1)], 1).detach().double())
+        sums_B3 = torch.stack([d_BT.abs().sum(1), k3_BT.sum(1), batch.mask_BT.sum(1)], 1)
+        self._mismatch.append(sums_B3.detach().double())
         self._modalities += [modality(row) for row in rows]
 
     def means(self) -> dict[str, float]:
-        """Every metric that has a count; in a fixed order."""
+        """Every metric that has a count and is finite (what skipped updates leave may not be); in a fixed order."""
         found: dict[str, float] = {}
         for name in sorted(self._pairs):
             total, count = torch.stack(self._pairs[name]).sum(0).tolist()
-            if count:
+            if count and math.isfinite(total):
                 found[name] = total / count
         return found | self._mismatches()
 
@@ -53,7 +55,10 @@ class Tally:
         for kind, row in zip(self._modalities, torch.cat(self._mismatch).tolist(), strict=True):
             for name in ("mismatch", f"mismatch/{kind}"):
                 sums[name] = [a + b for a, b in zip(sums[name], row, strict=True)]
-        return {f"{name}/{what}": sums[name][i] / sums[name][2] for name in sorted(sums) for i, what in enumerate(("abs", "k3"))}
+        found: dict[str, float] = {}
+        for name, (distance, k3, count) in sorted(sums.items()):
+            found |= {f"{name}/abs": distance / count, f"{name}/k3": k3 / count}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def modality(row: Row) -> str:

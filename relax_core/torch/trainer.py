@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,8 +35,7 @@ _WEIGHTS, _OPTIMIZER, _COUNTERS = "weights.safetensors", "optimizer.pt", "traine
 class TorchTrainer(Trainer):
     """Trains its own copy of the model, on one device.
 
-    Dropout is off, since engine and trainer must agree on the policy. For equal rows in equal cuts on a CPU the result is
-    equal bit for bit.
+    Dropout is off, since engine and trainer must agree on the policy. On a CPU equal cuts give equal bits.
     """
 
     Config = TrainerConfig
@@ -75,7 +74,7 @@ class TorchTrainer(Trainer):
             if not sampled:
                 continue
             pieces = [Piece.of(row) for row in sampled]
-            with torch.no_grad(), self.compute(pieces, "entropy" in outputs) as made:
+            with torch.no_grad(), self.compute.run(pieces, "entropy" in outputs) as made:
                 grids = {"logprobs": made.logprobs_BT, "entropy": made.entropy_BT}
                 for name in sorted(outputs):
                     grid_BT = grids[name]
@@ -88,8 +87,8 @@ class TorchTrainer(Trainer):
     async def step(self, step: int, plan: AsyncIterator[Cut], algorithm: Algorithm) -> StepResult:
         """See ``Trainer.step``; steps count from 0. Yields to the event loop after every micro-batch.
 
-        An update is skipped, with weights and optimizer as they were, when nothing of it is trained, when its gradient is
-        exactly zero, or when that is not finite. Raises RelaxError after ``max_nonfinite`` of the last kind in a row.
+        An update is skipped, with weights and optimizer as they were, when nothing of it is trained, or when its
+        gradient is exactly zero or not finite. Raises RelaxError after ``max_nonfinite`` of the last kind in a row.
         """
         _check_outputs(algorithm.outputs, f"algorithm {type(algorithm).__name__}")
         state = _Step(step, algorithm)
@@ -101,7 +100,7 @@ class TorchTrainer(Trainer):
                 self._update(state)
             await asyncio.sleep(0)
         if state.open:
-            raise RelaxError(f"trainer: the plan of step {step} ended within an update; its last cut must have last=True")
+            raise RelaxError(f"trainer: the plan of step {step} ended within an update; end it with a cut of last=True")
         return StepResult(self._metrics(state), state.updates, state.skipped, state.cuts)
 
     def _accumulate(self, state: _Step, rows: Sequence[Row]) -> None:
@@ -115,7 +114,7 @@ class TorchTrainer(Trainer):
         stack, algorithm = self.run.stack, state.algorithm
         batch = make_batch(state.number, rows, pieces, self.compute.device)
         batch = stack.pipe("before_forward", self.run, batch, ForwardEvent(state.number, batch))
-        with self.compute(pieces, "entropy" in algorithm.outputs) as made:
+        with self.compute.run(pieces, "entropy" in algorithm.outputs) as made:
             outputs = Outputs(made.logprobs_BT, made.entropy_BT)
             outputs = stack.pipe("after_forward", self.run, outputs, ForwardEvent(state.number, batch))
             loss = algorithm.loss(batch, outputs)
@@ -133,8 +132,11 @@ class TorchTrainer(Trainer):
         units, losses = state.close()
         norm = self.optimizer.reduce(units) if units else 0.0
         if units and losses:
+            once = torch.ones(())
             total = torch.stack(losses).double().sum()
-            state.tally.add({"loss": (total / units, torch.ones(())), "grad_norm": (torch.tensor(norm), torch.ones(()))})
+            state.tally.add(
+                {"loss": (total / units, once), "grad_norm": (torch.tensor(norm, dtype=torch.float64), once)}
+            )
         if not math.isfinite(norm):
             self._skip_nonfinite(state, norm)
         elif norm == 0:
@@ -155,15 +157,11 @@ class TorchTrainer(Trainer):
         if self._nonfinite >= self.config.max_nonfinite:
             raise RelaxError(
                 f"trainer.max_nonfinite: the gradient norm of {self._nonfinite} updates in a row was {norm} (step "
-                f"{state.number}); allowed are {self.config.max_nonfinite - 1}: lower trainer.lr, or look at that step's batch"
+                f"{state.number}); {self.config.max_nonfinite - 1} are allowed: lower trainer.lr, or look at that step"
             )
 
     def _metrics(self, state: _Step) -> dict[str, float]:
-        means = state.tally.means()
-        for name in ("loss", "grad_norm"):  # of a skipped update they may not be finite
-            if name in means and not math.isfinite(means[name]):
-                del means[name]
-        return means | {
+        return state.tally.means() | {
             "lr": learning_rate(self.config, state.number, self.run.config.steps),
             "computed_tokens": state.computed,
             "nonfinite": state.nonfinite,
@@ -186,16 +184,18 @@ class TorchTrainer(Trainer):
             tensors = load_file(folder / _WEIGHTS)
             optimizer = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
             counters = json.loads((folder / _COUNTERS).read_text())
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        except Exception as error:  # rubbish raises whatever it meets first
             raise CheckpointError(f"trainer: {folder} cannot be read: {str(error).splitlines()[0]}") from error
         own = {**dict(named_tensors(self.model)), **self.optimizer.masters()}
         for name in sorted(own.keys() ^ tensors.keys()):
             where = "the checkpoint" if name in own else "the model"
-            raise CheckpointError(f"trainer: {folder / _WEIGHTS}: {name!r} is missing in {where}; it is of another model")
+            raise CheckpointError(
+                f"trainer: {folder / _WEIGHTS}: {name!r} is missing in {where}; it is of another model"
+            )
         for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
                 found, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
-                raise CheckpointError(f"trainer: {folder / _WEIGHTS}: {name!r} has shape {found}, the model's is {wanted}")
+                raise CheckpointError(f"trainer: {folder / _WEIGHTS}: {name!r} has shape {found}, the model {wanted}")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
@@ -261,13 +261,19 @@ def _without_dropout(model: torch.nn.Module, checkpointing: bool) -> None:
     model.eval()
     if not checkpointing:
         return
-    if not hasattr(model, "gradient_checkpointing_enable"):
+    # The newer name first: the older one warns where both exist.
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)
+    enable = enable or getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
         raise ConfigError(f"trainer.gradient_checkpointing: {type(model).__name__} does not offer it; leave it out")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    enable({"use_reentrant": False})
     model.train()
     for module in model.modules():
         for name, value in vars(module).items():
-            if isinstance(value, float) and (name.endswith("dropout") or (name == "p" and "Dropout" in type(module).__name__)):
+            is_rate = name.endswith("dropout") or (
+                name == "p" and isinstance(module, torch.nn.modules.dropout._DropoutNd)
+            )
+            if is_rate and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 

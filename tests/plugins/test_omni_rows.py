@@ -14,18 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image as Pictures
 from pydantic import ValidationError
 from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import Extended, Segment
 from relax_core.media import MediaStore
+from relax_core.testing.noise import film, picture, sound
 from relax_core.types import (
     Audio,
-    Decoded,
     Encoded,
     Image,
     MediaKind,
@@ -42,7 +39,6 @@ from relax_core.types import (
 from relax_plugin_omni.adapter import OmniAdapter
 from relax_plugin_omni.config import OmniConfig
 from relax_plugin_omni.positions import VisionBlock, rope_positions
-from relax_plugin_omni.processing import audio_chunks, audio_tokens, fit
 
 torch.set_num_threads(1)
 WORDS = ["what", "colour", "?", "red", "green", "blue", "zoom"]
@@ -51,19 +47,6 @@ WORDS = ["what", "colour", "?", "red", "green", "blue", "zoom"]
 def build(**settings: Any) -> OmniAdapter:
     config = {"tiny": {"words": WORDS}, **settings}
     return OmniAdapter(OmniConfig.model_validate_json(json.dumps(config, default=str)), MediaStore({}, 10**9))
-
-
-def picture(height: int = 64, width: int = 64, seed: int = 0) -> Image:
-    return Image(Decoded("image", np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)))
-
-
-def sound(samples: int = 8000, rate: float = 16000.0, seed: int = 0) -> Audio:
-    wave = 0.1 * np.random.default_rng(seed).standard_normal(samples)
-    return Audio(Decoded("audio", wave.astype(np.float32), rate))
-
-
-def film(frames: int = 4, rate: float = 2.0, size: tuple[int, int] = (64, 64), seed: int = 0) -> Video:
-    return Video(Decoded("video", np.random.default_rng(seed).integers(0, 256, (frames, *size, 3), np.uint8), rate))
 
 
 @pytest.fixture(scope="module")
@@ -86,87 +69,6 @@ def words(adapter: OmniAdapter, ids: Sequence[int]) -> str:
         else:
             out.append(f"{name}*1" if name.endswith("_pad|>") else name)
     return " ".join(out)
-
-
-# --- processing -------------------------------------------------------------------------------------------------------
-
-SIZES = [(64, 64), (1, 1), (16, 16), (27, 257), (100, 40), (448, 448), (33, 31), (64, 32)]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_images_equal_transformers_processor_bit_for_bit(adapter: OmniAdapter, size: tuple[int, int]) -> None:
-    part = picture(*size)
-    assert isinstance(part.source, Decoded)
-    theirs = Qwen2VLImageProcessorPil(
-        patch_size=16,
-        temporal_patch_size=2,
-        merge_size=2,
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-        size={"shortest_edge": 32 * 32, "longest_edge": 64 * 64},
-    )([Pictures.fromarray(part.source.data)], return_tensors="np")
-    ours = adapter.processor.features(part.source)
-    np.testing.assert_array_equal(ours["pixels"], theirs["pixel_values"])
-    np.testing.assert_array_equal(ours["grid"], theirs["image_grid_thw"][0])
-
-
-def test_a_still_video_equals_the_image(adapter: OmniAdapter) -> None:
-    frame = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    still = adapter.processor.features(Decoded("video", np.stack([frame] * 2), 2.0))
-    np.testing.assert_array_equal(still["pixels"], adapter.processor.features(Decoded("image", frame))["pixels"])
-
-
-@pytest.mark.parametrize(("frames", "filled"), [(1, 2), (3, 4), (4, 4), (5, 6)])
-def test_videos_are_filled_up_with_their_last_frame(adapter: OmniAdapter, frames: int, filled: int) -> None:
-    part = film(frames)
-    assert isinstance(part.source, Decoded)
-    data = part.source.data
-    longer = np.concatenate([data, np.repeat(data[-1:], filled - frames, axis=0)])
-    ours, whole = adapter.processor.features(part.source), adapter.processor.features(Decoded("video", longer, 2.0))
-    assert ours["grid"].tolist() == [filled // 2, 4, 4]
-    np.testing.assert_array_equal(ours["pixels"], whole["pixels"])
-
-
-def test_every_size_fits_the_budget() -> None:
-    for height, width in [*SIZES, (10, 1999), (3000, 17), (1080, 1920)]:
-        tall, wide = fit(height, width, 32, 1024, 4096)
-        assert tall % 32 == wide % 32 == 0 and tall > 0 < wide
-        if max(height, width) <= 4 * min(height, width):
-            assert 1024 <= tall * wide <= 4096
-
-
-def test_audio_tokens_are_those_of_the_model() -> None:
-    frames = np.arange(1, 401)
-    theirs: Any = _get_feat_extract_output_lengths
-    assert [audio_tokens(int(n), 50) for n in frames] == theirs(frames).tolist()
-    assert [audio_tokens(n, 50) for n in (1, 8, 9, 50, 99, 100, 101, 200)] == [1, 1, 2, 7, 13, 13, 14, 26]
-
-
-def test_audio_is_resampled_to_the_models_rate(adapter: OmniAdapter) -> None:
-    fast = sound(24000, 48000.0)
-    assert isinstance(fast.source, Decoded)
-    assert adapter.processor.features(fast.source)["mel"].shape == (128, 50)
-
-
-UNREADABLE: list[tuple[MediaPart, str]] = [
-    (picture(10, 2276), "image given in memory: a picture of 10 x 2276 pixels: .* crop it"),
-    (sound(200), "audio given in memory: audio of 0.0125 s: too short"),
-    (sound(8000, 0.0), "rate is 0.0; it must be a positive number"),
-    (film(rate=0.0), "rate is 0.0; it must be a positive number"),
-]
-
-
-@pytest.mark.parametrize(("part", "problem"), UNREADABLE)
-def test_unreadable_media_are_data_errors(adapter: OmniAdapter, part: MediaPart, problem: str) -> None:
-    with pytest.raises(DataError, match=problem):
-        adapter.encode([user(part)])
-
-
-def test_features_are_made_once_for_equal_content(adapter: OmniAdapter) -> None:
-    one, two = adapter.encode([user(picture(seed=5))]), adapter.encode([user("what", picture(seed=5))])
-    assert one.media[0].key == two.media[0].key != adapter.encode([user(picture(seed=6))]).media[0].key
-    other = build(image_pixels=[1024, 1024]).encode([user(picture(seed=5))])
-    assert other.media[0].length == 1 and other.media[0].key != one.media[0].key
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -206,7 +108,8 @@ def rope_index(adapter: OmniAdapter, model: Qwen3OmniMoeThinkerForConditionalGen
         grids = [f["grid"] for k, f in found if k == kind]
         return torch.from_numpy(np.stack(grids)) if grids else None
 
-    positions: torch.Tensor = model.model.get_rope_index(
+    index: Any = model.get_rope_index
+    positions: torch.Tensor = index(
         torch.tensor([row.ids]),
         image_grid_thw=stacked("image"),
         video_grid_thw=stacked("video"),
@@ -375,11 +278,3 @@ def test_other_models_are_refused(tmp_path: Path, adapter: OmniAdapter) -> None:
     adapter.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"holds a qwen3; .*model\.id text"):
         build(tiny=None, path=tmp_path)
-
-
-def test_chunks_hold_every_frame_once() -> None:
-    mels = [np.random.default_rng(n).standard_normal((4, n)).astype(np.float32) for n in (3, 100, 250)]
-    chunks, lengths = audio_chunks(mels, 50)
-    assert lengths.tolist() == [3, 100, 100, 100, 50] and chunks.shape == (5, 4, 100)
-    kept = np.concatenate([c[:, :n] for c, n in zip(chunks, lengths, strict=True)], axis=1)
-    np.testing.assert_array_equal(kept, np.concatenate(mels, axis=1))

@@ -213,7 +213,7 @@ class OmniAdapter(ModelAdapter):
             assert self.config.path is not None
             model = checkpoint.load_thinker(self.config.path, self.thinker, dtype)
         model.set_experts_implementation(self.config.experts)
-        model.model.visual.patch_embed.__class__ = towers.MatrixPatchEmbed
+        towers.Parts.of(model).visual.patch_embed.__class__ = towers.MatrixPatchEmbed
         hf.placed(model, device, dtype)
         return model
 
@@ -227,8 +227,9 @@ class OmniAdapter(ModelAdapter):
             raise ValueError("backbone: position_ids (3, B, W) are missing; forward_inputs makes them")
         inputs = hf.on_device(inputs, model.device)
         media = {k: inputs.pop(k) for k in list(inputs) if k.startswith(towers.PREFIX)}
-        embedded = towers.embed(model, inputs.pop("input_ids"), media)
-        return hf.hidden_states(model.model.language_model, {**inputs, **embedded})
+        parts = towers.Parts.of(model)
+        embedded = towers.embed(parts, inputs.pop("input_ids"), media)
+        return hf.hidden_states(parts.decoder, {**inputs, **embedded})
 
     def head(self, model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         assert isinstance(model, Qwen3OmniMoeThinkerForConditionalGeneration)

@@ -65,31 +65,8 @@ def tiny_config(tiny: TinyOmni, tokenizer: PreTrainedTokenizerFast) -> Qwen3Omni
             "pad_token_id": tokenizer.pad_token_id,
             "eos_token_id": tokenizer.eos_token_id,
         },
-        vision_config={
-            "depth": 2,
-            "hidden_size": width,
-            "intermediate_size": 2 * width,
-            "num_heads": tiny.heads,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": width,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0],
-            "initializer_range": std,
-        },
-        audio_config={
-            "num_mel_bins": 128,
-            "encoder_layers": 2,
-            "encoder_attention_heads": tiny.heads,
-            "encoder_ffn_dim": 2 * width,
-            "d_model": width,
-            "output_dim": width,
-            "downsample_hidden_size": 16,
-            "n_window": 50,
-            "n_window_infer": 800,
-            "initializer_range": std,
-        },
+        vision_config=_vision(tiny),
+        audio_config=_audio(tiny),
         image_token_id=token("<|image_pad|>"),
         audio_token_id=token("<|audio_pad|>"),
         video_token_id=token("<|video_pad|>"),
@@ -99,6 +76,37 @@ def tiny_config(tiny: TinyOmni, tokenizer: PreTrainedTokenizerFast) -> Qwen3Omni
         position_id_per_seconds=13,  # as in the released checkpoints; the class's default is 25
         initializer_range=std,
     )
+
+
+def _vision(tiny: TinyOmni) -> dict[str, object]:
+    return {
+        "depth": 2,
+        "hidden_size": tiny.hidden,
+        "intermediate_size": 2 * tiny.hidden,
+        "num_heads": tiny.heads,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": tiny.hidden,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0],
+        "initializer_range": tiny.init_std,
+    }
+
+
+def _audio(tiny: TinyOmni) -> dict[str, object]:
+    return {
+        "num_mel_bins": 128,
+        "encoder_layers": 2,
+        "encoder_attention_heads": tiny.heads,
+        "encoder_ffn_dim": 2 * tiny.hidden,
+        "d_model": tiny.hidden,
+        "output_dim": tiny.hidden,
+        "downsample_hidden_size": 16,
+        "n_window": 50,
+        "n_window_infer": 800,
+        "initializer_range": tiny.init_std,
+    }
 
 
 def _rope(head: int) -> dict[str, object]:

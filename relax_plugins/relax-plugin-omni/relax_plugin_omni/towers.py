@@ -10,6 +10,7 @@ Shape legend: B rows, W width, H hidden size, N patches, K tokens of media in th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,23 @@ from relax_plugin_omni.processing import Features, Plan, audio_chunks, audio_row
 
 PREFIX = "media_"
 """Inputs of the towers carry it, so that the rest can go to the decoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The thinker's towers and decoder; where they hang changed with transformers' versions."""
+
+    visual: Any
+    audio: Any
+    decoder: Any
+
+    @classmethod
+    def of(cls, model: Qwen3OmniMoeThinkerForConditionalGeneration) -> Parts:
+        inner: Any = model.model
+        if hasattr(inner, "language_model"):
+            return cls(inner.visual, inner.audio_tower, inner.language_model)
+        outer: Any = model
+        return cls(outer.visual, outer.audio_tower, inner)
 
 
 class MatrixPatchEmbed(Qwen3OmniMoeVisionPatchEmbed):
@@ -66,22 +84,19 @@ def media_inputs(
     return {PREFIX + k: v for k, v in inputs.items()}
 
 
-def embed(
-    model: Qwen3OmniMoeThinkerForConditionalGeneration, ids_BW: torch.Tensor, media: Mapping[str, Any]
-) -> dict[str, Any]:
+def embed(parts: Parts, ids_BW: torch.Tensor, media: Mapping[str, Any]) -> dict[str, Any]:
     """The decoder's ``inputs_embeds`` (B, W, H), and where there are pictures their deepstack features.
 
     Raises DataError when a tower gives another number of tokens than the batch has placeholders for.
     """
-    thinker = model.model
-    embeds = thinker.get_input_embeddings()(ids_BW)
+    embeds = parts.decoder.get_input_embeddings()(ids_BW)
     flat = embeds.reshape(-1, embeds.shape[-1])
     inputs = {k.removeprefix(PREFIX): v for k, v in media.items()}
     result: dict[str, Any] = {}
     if "chunks" in inputs:
-        flat = _placed(flat, _hear(thinker.audio_tower, inputs), inputs, "audio")
+        flat = _placed(flat, _hear(parts.audio, inputs), inputs, "audio")
     if "pixels" in inputs:
-        seen = thinker.visual(inputs["pixels"].to(thinker.visual.dtype), grid_thw=inputs["grid"], return_dict=True)
+        seen = parts.visual(inputs["pixels"].to(parts.visual.dtype), grid_thw=inputs["grid"], return_dict=True)
         flat = _placed(flat, seen.pooler_output, inputs, "vision")
         places = torch.zeros(flat.shape[0], dtype=torch.bool, device=flat.device)
         result["visual_pos_masks"] = places.index_fill(0, inputs["vision_into"], True).view_as(ids_BW)
