@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class WorkAdapter(TextAdapter):
     """The peers ban EOS alone: padding and the unknown word may be sampled."""
 
-    def __init__(self, config: TextConfig, media: MediaStore) -> None:
-        super().__init__(config, media)
+    def __init__(self, config: TextConfig, media: MediaStore, seed: int = 0) -> None:
+        super().__init__(config, media, seed)
         self.banned_token_ids = tuple(sorted(self.stop_ids))
         self.stop_ids = frozenset()

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 SAMPLE = 8
 """Tasks of each split that are encoded."""
 
+BAD_ROWS = 20
+"""Rows left out that are named, at most, of each environment."""
+
 TURNS = 3
 """Samplings of the fabricated conversation that tries the template."""
 
@@ -43,6 +46,15 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
     adapter, media = build_adapter(run)
     for i, section in enumerate(run.config.environments):
         environment: Environment = run.stack.build("environments", section, where=f"environments.{i}")
+        try:
+            if run.config.verify_media == "all":
+                environment.verify(media.decode)
+            environment.tasks("train")
+        except RelaxError as error:
+            problems.append(f"environments.{section.label}: {error}")
+            continue
+        for line in environment.bad_rows[:BAD_ROWS]:
+            report(f"environments.{section.label}: left out: {line}")
         splits: list[Literal["train", "eval"]] = ["train"]
         if any(evaluation.environment == section.label for evaluation in run.config.evaluation):
             splits.append("eval")

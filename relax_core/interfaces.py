@@ -267,9 +267,10 @@ class ModelAdapter(Configurable, ABC):
     pad_id: int
     vocab_size: int
 
-    def __init__(self, config: Any, media: MediaStore) -> None:
+    def __init__(self, config: Any, media: MediaStore, seed: int = 0) -> None:
+        """``seed``: the run's, of random initial weights."""
         super().__init__(config)
-        self.media = media
+        self.media, self.seed = media, seed
 
     @abstractmethod
     def encode(self, history: Sequence[Message]) -> Encoded:

@@ -52,4 +52,4 @@ def build_adapter(run: Run) -> tuple[ModelAdapter, MediaStore]:
     from relax_core.media import MediaStore
 
     media = MediaStore(build_modalities(run), max_bytes=MEDIA_BYTES)
-    return run.stack.build("models", run.config.model, media, where="model"), media
+    return run.stack.build("models", run.config.model, media, run.config.seed, where="model"), media

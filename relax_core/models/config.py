@@ -23,8 +23,8 @@ class TinyModel(ComponentConfig):
     kv_heads: PositiveInt = 2
     init_std: PositiveFloat = 0.1
     """Standard deviation of the random weights; much less learns far slower at this size."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Of the random weights."""
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """Of the random weights; default: the run's."""
     unknown_words: Literal["error", "keep"] = "error"
     """A word that is not in the vocabulary: an error of the row, or kept as one unknown token."""
 

@@ -41,8 +41,8 @@ class TextAdapter(ModelAdapter):
     Config = TextConfig
     config: TextConfig
 
-    def __init__(self, config: TextConfig, media: MediaStore) -> None:
-        super().__init__(config, media)
+    def __init__(self, config: TextConfig, media: MediaStore, seed: int = 0) -> None:
+        super().__init__(config, media, seed)
         tiny = config.tiny
         if tiny is not None:
             self.tokenizer = word_tokenizer(tiny.words)
@@ -96,7 +96,7 @@ class TextAdapter(ModelAdapter):
     def load(self, device: str, dtype: torch.dtype) -> PreTrainedModel:
         """Raises ConfigError for a checkpoint with missing weights, and for an architecture that cannot be packed."""
         if self.config.tiny is not None:
-            with hf.seeded(self.config.tiny.seed):
+            with hf.seeded(self.seed if self.config.tiny.seed is None else self.config.tiny.seed):
                 tiny = Qwen3ForCausalLM(tiny_qwen3(self.config.tiny, self.tokenizer))
             return hf.placed(tiny, device, dtype)
         assert self.config.path is not None

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from relax_core.errors import PluginError
 from relax_core.interfaces import Completion, Engine, Interrupt, Request
@@ -26,7 +26,7 @@ class CountingEngine(Engine):
 
     def __init__(self, media: MediaStore) -> None:
         super().__init__(None)
-        self.media, self.running = media, 0
+        self.media, self.running, self.entered = media, 0, 0
 
     async def generate(self, request: Request) -> Completion:
         self.running += 1
@@ -42,8 +42,14 @@ class CountingEngine(Engine):
 
     async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None: ...
 
+    def enter(self, pool: Literal["train", "eval"]) -> None:
+        self.entered += 1
+
+    def leave(self, pool: Literal["train", "eval"]) -> None:
+        self.entered -= 1
+
     async def health(self) -> Mapping[str, float]:
-        return {"running": float(self.running)}
+        return {"running": float(self.running), "entered": float(self.entered)}
 
 
 @dataclass(frozen=True)

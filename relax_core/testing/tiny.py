@@ -106,8 +106,8 @@ class TinyAdapter(ModelAdapter):
     pad_id = 0
     stop_ids = frozenset({1})
 
-    def __init__(self, config: TinyConfig, media: MediaStore) -> None:
-        super().__init__(config, media)
+    def __init__(self, config: TinyConfig, media: MediaStore, seed: int = 0) -> None:
+        super().__init__(config, media, seed)
         self.ids = vocabulary(config.words, config.images)
         self.words = list(self.ids)
         self.vocab_size = len(self.ids)

@@ -6,7 +6,7 @@ Everything happens on the event loop's thread, so weights, aborts and pauses alw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from relax_core.torch.config import EngineConfig
 from relax_core.torch.decoder import POOLS, Decoder, Ended, Pool
 
 if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
     from relax_core.weights import WeightUpdate
 
 _MAX_FAILURES = 3
@@ -56,10 +57,18 @@ class TorchEngine(Engine):
         self._wake, self._idle, self._loading = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._idle.set()
 
+    @classmethod
+    def check(cls, config: EngineConfig, run: RunConfig) -> Iterable[str]:
+        """Settings under which no training request could ever be served."""
+        new, room = run.sampling.max_new_tokens, config.max_cache_tokens
+        if room is not None and room <= new:
+            yield f"max_cache_tokens: {room}; needs more than sampling.max_new_tokens ({new}) and a prompt: raise it"
+
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Load the engine's own copy of the model and begin to serve. Raises EngineError without the asked-for GPU."""
+        await self.stop()
         config: EngineConfig = self.config
         device = _device(config.device)
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype)

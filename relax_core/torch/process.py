@@ -45,6 +45,7 @@ class ProcessEngine(Engine):
         self._outbox: Outbox | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._entered: Counter[Literal["train", "eval"]] = Counter()
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._serial = 0
         self._dead: str | None = "it was not started"
@@ -67,6 +68,8 @@ class ProcessEngine(Engine):
         self._reading = asyncio.create_task(self._read(reader), name="engine process")
         try:
             self.exact_versions = await self._expect(_READY)
+            for pool in self._entered.elements():  # a restarted child waits for the same parties
+                self._outbox.put("enter", pool)
         except BaseException:
             await self.stop()
             raise
@@ -113,10 +116,12 @@ class ProcessEngine(Engine):
         await self._call("load_weights", update, interrupt)
 
     def enter(self, pool: Literal["train", "eval"]) -> None:
+        self._entered[pool] += 1
         if self._outbox is not None:
             self._outbox.put("enter", pool)
 
     def leave(self, pool: Literal["train", "eval"]) -> None:
+        self._entered[pool] -= 1
         if self._outbox is not None:
             self._outbox.put("leave", pool)
 

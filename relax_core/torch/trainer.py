@@ -185,7 +185,8 @@ class TorchTrainer(Trainer):
             optimizer = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
             counters = json.loads((folder / _COUNTERS).read_text())
         except Exception as error:  # rubbish raises whatever it meets first
-            raise CheckpointError(f"trainer: {folder} cannot be read: {str(error).splitlines()[0]}") from error
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise CheckpointError(f"trainer: {folder} cannot be read: {said}") from error
         own = {**dict(named_tensors(self.model)), **self.optimizer.masters()}
         for name in sorted(own.keys() ^ tensors.keys()):
             where = "the checkpoint" if name in own else "the model"

@@ -159,6 +159,10 @@ def test_a_killed_child_fails_what_waits_and_a_new_start_serves_again() -> None:
         await e.start()
         try:
             assert (await e.generate(about("red", "blue"))).ids == [4, 1, 4]
+            for _ in range(3):
+                e.enter("train")
+            e.leave("train")
+            assert (await e.health())["entered"] == 2
             tasks = await busy(e, 3)
             assert e.pid is not None
             os.kill(e.pid, signal.SIGKILL)
@@ -171,6 +175,7 @@ def test_a_killed_child_fails_what_waits_and_a_new_start_serves_again() -> None:
             await e.stop()
             await e.start()
             assert (await e.generate(about("red", "blue"))).ids == [4, 1, 4]  # its media were sent again
+            assert (await e.health())["entered"] == 2  # and it knows who is at work
         finally:
             await e.stop()
 

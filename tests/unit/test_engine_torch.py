@@ -3,6 +3,8 @@
 import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from relax_core.testing.engines import (
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.torch.config import EngineConfig
 from relax_core.torch.engine import TorchEngine
-from relax_core.types import Encoded, Stop, Version
+from relax_core.types import Encoded, Sampling, Stop, Version
 
 OLD, NEW = Version(0, 0), Version(0, 1)
 
@@ -250,6 +252,12 @@ def test_a_missing_gpu_is_named() -> None:
     e = TorchEngine(EngineConfig(device="cuda"), EngineSetup(tiny_adapter(), 0, False))
     with pytest.raises(EngineError, match=r"engine\.device: 'cuda', but torch sees no GPU"):
         asyncio.run(e.start())
+
+
+@pytest.mark.parametrize(("room", "lines"), [(None, 0), (257, 0), (256, 1)])
+def test_a_cache_in_which_no_reply_fits_is_refused_before_the_run(room: int | None, lines: int) -> None:
+    run: Any = SimpleNamespace(sampling=Sampling(max_new_tokens=256))
+    assert len(list(TorchEngine.check(EngineConfig(max_cache_tokens=room), run))) == lines
 
 
 def test_bfloat16_on_a_cpu_samples_from_what_it_computes() -> None:

@@ -36,8 +36,8 @@ class OmniAdapter(ModelAdapter):
     config: OmniConfig
     kinds = frozenset[MediaKind]({"image", "audio", "video"})
 
-    def __init__(self, config: OmniConfig, media: MediaStore) -> None:
-        super().__init__(config, media)
+    def __init__(self, config: OmniConfig, media: MediaStore, seed: int = 0) -> None:
+        super().__init__(config, media, seed)
         tiny = config.tiny
         if tiny is not None:
             self.tokenizer = tiny_tokenizer(tiny)
@@ -207,7 +207,7 @@ class OmniAdapter(ModelAdapter):
         """Raises ConfigError for a checkpoint that lacks weights of the thinker."""
         tiny = self.config.tiny
         if tiny is not None:
-            with hf.seeded(tiny.seed):
+            with hf.seeded(self.seed if tiny.seed is None else tiny.seed):
                 model = Qwen3OmniMoeThinkerForConditionalGeneration(tiny_config(tiny, self.tokenizer))
         else:
             assert self.config.path is not None

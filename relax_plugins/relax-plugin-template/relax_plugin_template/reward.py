@@ -14,7 +14,7 @@ class Near(Reward):
         """Compare without case."""
 
     async def __call__(self, trajectory: Trajectory) -> float | None:
-        answer, reply = trajectory.task.answer, trajectory.last_reply
+        answer, reply = str(trajectory.task.answer or ""), trajectory.last_reply
         if not answer:
             return None  # nothing to compare with: abstain, which is not a reward of 0
         if self.config.ignore_case:
