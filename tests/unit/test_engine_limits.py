@@ -150,6 +150,28 @@ def test_a_prompt_that_cannot_be_read_fails_its_own_requests_only() -> None:
     assert_full(d, [good], [good_result])
 
 
+def test_a_row_that_breaks_leaves_nothing_in_the_slot_that_it_had() -> None:
+    d = decoder(endless(tiny_adapter()))
+    requests = [request("a", [3, 4], 40), request("b", [5], 12)]
+    expected = run(d, requests)
+    unknown = 2  # banned, so the other rows' logits stay finite
+    weights = changed_weights(d.model, 0, 0.0)
+    dict(weights)["model.embed_tokens.weight"][unknown] = torch.nan
+    d.swap(Version(0, 1), weights)
+    first = d.submit(requests[0])
+    assert d.step("train") == []
+    broken = d.submit(request("broken", [3, *[unknown] * 20], 5))
+    results = dict(d.step("train"))
+    assert set(results) == {broken}
+    assert "log-probs are not finite" in str(results[broken])
+    second = d.submit(requests[1])  # into the slot of the broken one
+    done = finish(d)
+    for ticket, c in ((first, expected[0]), (second, expected[1])):
+        assert done[ticket].ids == c.ids
+        assert done[ticket].logprobs == pytest.approx(c.logprobs, abs=1e-5)
+    assert d.cache_bytes == 0
+
+
 def test_weights_that_give_nan_fail_rows_and_leave_nothing_behind() -> None:
     d = decoder(endless(tiny_adapter()))
     requests = [request(f"{i}", [3 + i, 4], 30) for i in range(4)]
