@@ -68,7 +68,7 @@ WORKS = {"fixed": FIXED, "tail": TAIL}
 BARS = (Bar("fixed", "bare-hf-shared", 0.9), Bar("fixed", "trl", 1.0), Bar("tail", "trl", 1.4))
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", type=Path, help="write every timing here")
     p.add_argument("--rounds", type=int, default=3, help="processes of each contender")
@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--only", choices=[*WORKS], help="completions of one length, or heavy-tailed lengths")
     p.add_argument("--skip", action="append", default=[], choices=[c.name for c in FIXED[1:]], help="leave a peer out")
-    a = p.parse_args()
+    a = p.parse_args(words)
     if min(a.rounds, a.steps, a.warmup, a.threads) < 1:
         p.error("--rounds, --steps, --warmup and --threads must be 1 or more")
     return a
@@ -124,13 +124,13 @@ def check(name: str, result: dict[str, Any], lengths: str, a: argparse.Namespace
 
 def unlike(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Where contenders of one kind of work did not sample as much as Relax, or did not learn about as fast."""
-    ours, *peers = (list(runs) for _, runs in by_framework(found))
+    ours, *peers = [runs for _, runs in by_framework(found)]
     tokens = mean(ours, "tokens_per_step")
     rise = mean(ours, "reward_last") - mean(ours, "reward_first")
     for runs in peers:
         name, theirs = runs[0]["framework"], mean(runs, "tokens_per_step")
-        # Heavy-tailed lengths are drawn by each contender for itself; their deviation is about as large as their mean.
-        # Every round draws the same ones again.
+        # Each contender draws its heavy-tailed lengths itself, the same ones in every round; their deviation is about
+        # as large as their mean.
         allowed = 4 * math.sqrt(2 / (COMPLETIONS * runs[0]["steps"]))
         if abs(tokens / theirs - 1) > allowed:
             yield f"relax sampled {tokens:.0f} tokens a step, {name} {theirs:.0f}"
@@ -187,10 +187,14 @@ def judged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each bar whose peer ran, with the ratio that counts."""
     result = []
     for bar in BARS:
-        times = ratios([r for r in found if r["lengths"] == bar.lengths])
-        if bar.peer in times:
-            ratio = statistics.median(times[bar.peer])
-            result.append(asdict(bar) | {"ratio": ratio, "rounds": times[bar.peer], "reached": ratio >= bar.least})
+        of_work = [r for r in found if r["lengths"] == bar.lengths]
+        times = ratios(of_work).get(bar.peer)
+        if times:
+            ratio = statistics.median(times)
+            by_cpu = statistics.median(ratios(of_work, "cpu_s_per_step")[bar.peer])
+            result.append(
+                asdict(bar) | {"ratio": ratio, "by_cpu": by_cpu, "rounds": times, "reached": ratio >= bar.least}
+            )
     return result
 
 
@@ -253,7 +257,7 @@ def main() -> None:
     for bar in bars:
         verdict = "reached" if bar["reached"] else "missed"
         wanted = f"at least {bar['least']} x {bar['peer']}, {bar['lengths']} lengths"
-        console.print(f"{verdict}: {bar['ratio']:.2f} ({wanted})", highlight=False)
+        console.print(f"{verdict}: {bar['ratio']:.2f}, by CPU {bar['by_cpu']:.2f} ({wanted})", highlight=False)
     if late := busy(found):
         console.print(f"note: this machine was busy ({', '.join(late)} had to wait): measure on an idle one")
     if problems:

@@ -91,6 +91,10 @@ def main(path: Path, overrides: Sequence[str]) -> int:
 
     run = prepare(path, overrides)
     with Screen(run) as screen:
-        run_training(run, screen)
+        try:
+            run_training(run, screen)
+        except KeyboardInterrupt:
+            screen.note("interrupted; the same command goes on from the newest checkpoint")
+            raise
         screen.results()
     return 0

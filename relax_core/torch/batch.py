@@ -19,11 +19,6 @@ _OWN = frozenset({"tokens", "mask", "logprobs", "old_logprobs", "advantages"})
 """Per-token columns that have a field of their own in a batch."""
 
 
-def is_trained(row: Row) -> bool:
-    """Whether a row adds anything to a loss: it has weight, and tokens that were sampled."""
-    return bool(row.columns["weight"] != 0 and row.columns["mask"].any())
-
-
 def make_batch(step: int, rows: Sequence[Row], pieces: Sequence[Piece], device: torch.device) -> Batch:
     """The batch of a micro-batch's rows. Raises DataError when only some of them have a column."""
     starts = [piece.start for piece in pieces]

@@ -13,7 +13,7 @@ Legend: B rows, T window width, N computed tokens, M sampled tokens, P prompts, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,11 +33,14 @@ class Piece:
     """What a layout needs to know of a row. ``start``: its first sampled token, ``last``: its last one."""
 
     ids: NDArray[np.int32]
+    sampled: Ints
+    """Where the sampled tokens are."""
+    media: tuple[MediaRef, ...]
+    positions: NDArray[np.int32] | None
     start: int
     last: int
-    mask: NDArray[np.int8]
-    media: tuple[MediaRef, ...] = ()
-    positions: NDArray[np.int32] | None = None
+    prompt: Hashable
+    """Equal for rows with the same prompt."""
 
     @classmethod
     def of(cls, row: Row) -> Piece:
@@ -50,17 +53,11 @@ class Piece:
             raise DataError(
                 f"row {row.id}: its first token is a sampled one, and no prompt predicts it; leave the row out"
             )
-        positions = columns.get("positions")
-        return cls(
-            columns["tokens"], int(sampled[0]), int(sampled[-1]), columns["mask"], tuple(columns["media"]), positions
-        )
-
-    @property
-    def prompt(self) -> tuple[object, ...]:
-        """A key that is equal for rows with the same prompt."""
-        media = tuple((ref.key, ref.start) for ref in self.media if ref.start < self.start)
-        places = None if self.positions is None else self.positions[:, : self.start].tobytes()
-        return self.ids[: self.start].tobytes(), media, places
+        ids, media, positions = columns["tokens"], tuple(columns["media"]), columns.get("positions")
+        start, last = int(sampled[0]), int(sampled[-1])
+        places = None if positions is None else positions[:, :start].tobytes()
+        prompt = (ids[:start].tobytes(), places, *((ref.key, ref.start) for ref in media if ref.start < start))
+        return cls(ids, sampled, media, positions, start, last, prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +128,14 @@ def cost(pieces: Sequence[Piece], kind: Kind) -> int:
 
 def _unique(pieces: Sequence[Piece]) -> tuple[list[int], list[Piece]]:
     """Which prompt each row has, and of each prompt a row that begins with it."""
-    number: dict[tuple[object, ...], int] = {}
+    number: dict[Hashable, int] = {}
     firsts: list[Piece] = []
     prompt_of = []
     for piece in pieces:
-        key = piece.prompt
-        if key not in number:
-            number[key] = len(firsts)
+        if piece.prompt not in number:
+            number[piece.prompt] = len(firsts)
             firsts.append(piece)
-        prompt_of.append(number[key])
+        prompt_of.append(number[piece.prompt])
     return prompt_of, firsts
 
 
@@ -207,7 +203,7 @@ def _predictions(
     """
     sources, cells, targets = [], [], []
     for row, (piece, start) in enumerate(zip(pieces, starts, strict=True)):
-        sampled = np.flatnonzero(piece.mask)
+        sampled = piece.sampled
         source = start + sampled - 1
         if prompt_ends is not None:
             source[0] = prompt_ends[row]

@@ -20,7 +20,7 @@ from relax_core.hookspecs import ForwardEvent, OptimizerEvent
 from relax_core.interfaces import Algorithm, Columns, Cut, Loss, Outputs, Row, StepResult, Trainer
 from relax_core.plan import pack
 from relax_core.setup import TrainerSetup
-from relax_core.torch.batch import is_trained, make_batch, on_row
+from relax_core.torch.batch import make_batch, on_row
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.forward import Forward
 from relax_core.torch.layout import Piece, cost
@@ -54,6 +54,7 @@ class TorchTrainer(Trainer):
         self.optimizer = Optimizer(model, config, self.run.config.steps)
         self._budget = config.tokens_per_micro_batch or _BUDGETS.get(device, 16384)
         self._nonfinite = 0
+        self._pieces: dict[str, Piece | None] = {}
 
     # --- micro-batches ------------------------------------------------------------------------------------------------
 
@@ -62,7 +63,18 @@ class TorchTrainer(Trainer):
         return self._budget
 
     def cost(self, rows: Sequence[Row]) -> int:
-        return cost([Piece.of(row) for row in rows if row.columns["mask"].any()], self.compute.kind)
+        return cost([piece for row in rows if (piece := self._piece(row))], self.compute.kind)
+
+    def _piece(self, row: Row) -> Piece | None:
+        """What layouts need of a row, found once a step; None for a row without sampled tokens."""
+        if row.id not in self._pieces:
+            self._pieces[row.id] = Piece.of(row) if row.columns["mask"].any() else None
+        return self._pieces[row.id]
+
+    def _computed(self, rows: Sequence[Row]) -> tuple[list[Row], list[Piece]]:
+        """The rows with sampled tokens, and their pieces."""
+        found = [(row, piece) for row in rows if (piece := self._piece(row))]
+        return [row for row, _ in found], [piece for _, piece in found]
 
     async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
         """``logprobs`` and ``entropy``, in micro-batches cut as the plan of a step with one update cuts them."""
@@ -70,10 +82,9 @@ class TorchTrainer(Trainer):
         found: dict[str, dict[str, object]] = {}
         groups = [list(members) for _, members in groupby(rows, key=lambda row: row.group)]
         for part in pack(groups, self):
-            sampled = [row for row in part if row.columns["mask"].any()]
+            sampled, pieces = self._computed(part)
             if not sampled:
                 continue
-            pieces = [Piece.of(row) for row in sampled]
             with torch.no_grad(), self.compute.run(pieces, "entropy" in outputs) as made:
                 grids = {"logprobs": made.logprobs_BT, "entropy": made.entropy_BT}
                 for name in sorted(outputs):
@@ -82,6 +93,7 @@ class TorchTrainer(Trainer):
                     for row, piece, window_T in zip(sampled, pieces, grid_BT.cpu().numpy(), strict=True):
                         found.setdefault(row.id, {})[name] = on_row(window_T, piece)
             await asyncio.sleep(0)
+        self._pieces.clear()
         return [found.get(row.id) or _zeros(row, outputs) for row in rows]
 
     async def step(self, step: int, plan: AsyncIterator[Cut], algorithm: Algorithm) -> StepResult:
@@ -93,6 +105,7 @@ class TorchTrainer(Trainer):
         _check_outputs(algorithm.outputs, f"algorithm {type(algorithm).__name__}")
         state = _Step(step, algorithm)
         self.optimizer.clear()
+        self._pieces.clear()
         async for cut in plan:
             state.cuts.append(([row.id for row in cut.rows], cut.last))
             self._accumulate(state, cut.rows)
@@ -107,10 +120,9 @@ class TorchTrainer(Trainer):
         """Add the gradient of a micro-batch's summed loss."""
         state.open = True
         state.units += math.fsum(float(row.columns["units"]) for row in rows)
-        rows = [row for row in rows if is_trained(row)]
+        rows, pieces = self._computed([row for row in rows if row.columns["weight"] != 0])
         if not rows:
             return
-        pieces = [Piece.of(row) for row in rows]
         stack, algorithm = self.run.stack, state.algorithm
         batch = make_batch(state.number, rows, pieces, self.compute.device)
         batch = stack.pipe("before_forward", self.run, batch, ForwardEvent(state.number, batch))

@@ -53,6 +53,18 @@ class Model(torch.nn.Module):
         return found
 
 
+def test_an_update_has_the_rate_of_its_step() -> None:
+    moved = []
+    for step in (0, 4):
+        model = Model()
+        optimizer = Optimizer(model, config(warmup_steps=5), 10)
+        before = model.matrix.weight.detach().clone()
+        model.matrix.weight.grad = torch.ones(2, 3)
+        optimizer.update(step)
+        moved.append(float((before - model.matrix.weight).detach().mean()))
+    assert moved == pytest.approx([0.02, 0.1], rel=1e-4)  # AdamW's first step is the rate itself
+
+
 def test_norms_and_biases_do_not_decay() -> None:
     model = Model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -240,9 +240,10 @@ def test_a_wider_neighbour_changes_nothing() -> None:
     rows = rows_of_lengths([2, 3, 4, 5])
     alone, beside = caught(), caught()
     train(alone, 0, [rows], grpo())
-    longest = row("g9/0", [5] * 40, [7] * 60, weight=0.0, units=0.0)
+    longest = row("g9/0", [5] * 40, [7] * 60, advantage=math.nan, weight=0.0, units=0.0, values=np.zeros(1))
     traceless = row("g9/1", [5] * 40, [7] * 60, advantage=0.0, units=0.0)  # computed, adds nothing
-    train(beside, 0, [[longest, *rows[:2], traceless], rows[2:]], grpo())
+    result = train(beside, 0, [[longest, *rows[:2], traceless], rows[2:]], grpo())
+    assert result.metrics["computed_tokens"] == sum(beside.cost(part) for part in ([*rows[:2], traceless], rows[2:]))
     assert_close(gradients(beside), gradients(alone), 1e-6)
 
 

@@ -125,6 +125,13 @@ def test_publications_may_change_size(transport: Transport) -> None:
         assert all(torch.equal(t, weights[name]) for name, t in update.tensors())
 
 
+def test_a_used_buffer_leaves_nothing_behind_a_smaller_tensor(transport: Transport) -> None:
+    for n, size in enumerate((64, 64, 3, 3)):  # all of them take 256 bytes
+        weights = {"w": torch.full((size,), 1.5)}
+        update = publish(transport, n, weights)
+        assert update.manifest.tensors[0].checksum == checksum(weights["w"])
+
+
 def test_a_large_publication_is_received_in_parts(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_core.weights._BUCKET", 600)
     weights = {f"w{i}": torch.randn(n) for i, n in enumerate((10, 300, 5, 5, 900, 64))}
