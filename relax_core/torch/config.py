@@ -53,8 +53,8 @@ class TrainerConfig(ComponentConfig):
     row is never cut. The gradient does not depend on it, the memory does."""
     layout: Literal["shared", "packed", "padded"] = "shared"
     """``shared``: each unique prompt is computed once for all rows that begin with it, and nothing is padded.
-    ``packed``: every row with its own prompt. ``padded``: one row a line, padded to the longest, for models that the
-    others refuse. All have the same gradient."""
+    ``packed``: every row with its own prompt. ``padded``: one row a line, padded to the longest; models whose rows
+    cannot share a sequence get it by themselves. All have the same gradient."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Where the trainer's copy of the model lives; ``auto``: a GPU where there is one."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"

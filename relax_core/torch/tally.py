@@ -28,7 +28,7 @@ class Tally:
     def add(self, metrics: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Sums and counts by name."""
         for name, pair in metrics.items():
-            new = torch.stack([torch.as_tensor(x).detach().double() for x in pair])
+            new = torch.stack([x.detach().double().to(pair[0].device) for x in pair])
             self._pairs.setdefault(name, []).append(new)
 
     def mismatch(self, rows: Sequence[Row], batch: Batch, old_BT: Tensor) -> None:
