@@ -107,8 +107,6 @@ class Grpo(Algorithm):
             "clip_low": ops.masked_sum((advantages_BT < 0) & (ratio_BT < 1 - config.clip_low), mask_BT),
             "clip_high": ops.masked_sum((advantages_BT > 0) & (ratio_BT > 1 + config.clip_high), mask_BT),
             "kl_old": ops.masked_sum(ops.k3(old_BT, outputs.logprobs_BT.detach(), mask_BT), mask_BT),
-            "mismatch": ops.masked_sum(ops.k1(old_BT, batch.logprobs_BT, mask_BT).abs(), mask_BT),
-            "mismatch_k3": ops.masked_sum(ops.k3(batch.logprobs_BT, old_BT, mask_BT), mask_BT),
         }
         if config.entropy is not None:
             assert outputs.entropy_BT is not None  # named in self.outputs

@@ -1,0 +1,75 @@
+"""Sampling tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from relax_core.interfaces.component import Columns, Configurable, Interrupt
+from relax_core.types import DrawKey, Encoded, Sampling, Stop, Version
+
+if TYPE_CHECKING:
+    from relax_core.weights import WeightUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Sample one turn. ``drawn`` counts the tokens of this turn that were sampled before (a continued prefix)."""
+
+    id: str
+    key: DrawKey
+    prompt: Encoded
+    sampling: Sampling
+    order: tuple[int, ...] = ()
+    """Requests that wait are admitted in this order."""
+    pool: Literal["train", "eval"] = "train"
+    """Batches never mix pools: evaluation cannot change a training row's bits."""
+    drawn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Lists have one entry per newly sampled token. ``extras`` holds per-token columns of an engine's own."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[Version]
+    stop: Stop
+    extras: Columns = field(default_factory=dict)
+
+
+class Engine(Configurable, ABC):
+    """Samples tokens."""
+
+    exact_versions: bool = False
+    """Whether versions are exact per token, or lower bounds."""
+
+    @abstractmethod
+    async def generate(self, request: Request) -> Completion: ...
+
+    @abstractmethod
+    async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None:
+        """Verify and take over published weights. Raises WeightsError; then the old ones stay.
+
+        ``continue``: running requests go on with the new weights. ``abort``: they come back with Stop.ABORT.
+        ``drain``: they finish first, and new ones wait.
+        """
+
+    def enter(self, pool: Literal["train", "eval"]) -> None:
+        """Someone who may submit requests is at work: a deterministic engine waits for it before it decodes."""
+
+    def leave(self, pool: Literal["train", "eval"]) -> None:
+        """The counterpart of ``enter``."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def sleep(self) -> None: ...
+    async def wake(self) -> None: ...
+
+    @abstractmethod
+    async def health(self) -> Mapping[str, float]:
+        """Gauges such as running and waiting requests; raises EngineError when the engine is dead."""

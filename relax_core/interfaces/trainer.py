@@ -1,0 +1,83 @@
+"""Computing gradients, and moving weights to those who sample."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relax_core.interfaces.algorithm import Algorithm, Row
+from relax_core.interfaces.component import Columns, Configurable
+from relax_core.types import Version
+
+if TYPE_CHECKING:
+    import torch
+
+    from relax_core.weights import WeightUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A micro-batch of the step's plan; ``last`` ends an optimizer update (the cut itself may be empty)."""
+
+    rows: Sequence[Row]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``skipped`` counts updates with nothing left to train; ``cuts``: row ids of each micro-batch, and ``last``."""
+
+    metrics: Mapping[str, float]
+    updates: int
+    skipped: int
+    cuts: Sequence[tuple[Sequence[str], bool]]
+
+
+class Trainer(Configurable, ABC):
+    """Computes gradients. It does not know the algorithm beyond its loss."""
+
+    @property
+    @abstractmethod
+    def budget(self) -> int:
+        """Tokens of a micro-batch, at most, as ``cost`` counts them."""
+
+    @abstractmethod
+    def cost(self, rows: Sequence[Row]) -> int:
+        """Tokens that a micro-batch of these rows computes, padding included."""
+
+    @abstractmethod
+    async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
+        """Per row the named outputs without gradient, float32 (T,), 0 where mask is 0."""
+
+    @abstractmethod
+    async def step(self, step: int, plan: AsyncIterator[Cut], algorithm: Algorithm) -> StepResult:
+        """One training step: accumulate every cut's gradient, update at each ``last``."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, tensor); the tensors are the trainer's own and must be copied."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Everything a bit-exact continuation needs."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None: ...
+
+
+class Transport(Configurable, ABC):
+    """Moves published weights from the trainer to engines: always a copy, never an alias."""
+
+    @abstractmethod
+    def publish(self, version: Version, weights: Iterable[tuple[str, torch.Tensor]]) -> WeightUpdate:
+        """Copy the weights, with a manifest; the update is picklable and names where they are."""
+
+    @abstractmethod
+    def subscribe(self) -> Callable[[WeightUpdate], Iterator[tuple[str, torch.Tensor]]]:
+        """The receiving side (picklable): gives the tensors of an update, each verified against the manifest."""
+
+    def close(self) -> None:
+        """Free what ``publish`` allocated."""
