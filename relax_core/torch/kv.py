@@ -10,6 +10,7 @@ L attended length.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -91,6 +92,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __ini
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # Weak: a cycle would keep the keys and values of a cache that is no longer used until the collector runs.
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
