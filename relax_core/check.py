@@ -195,8 +195,10 @@ def _check_environments(run: RunConfig, stack: Stack, found: Findings) -> None:
         share = section.weight / total
         if train:
             passes = run.steps * run.groups_per_step * share / train
-            text = f"{train:,} tasks, {share:.0%} of the groups, {passes:.3g} passes over them"
+            text = f"{_count(train, 'task')}, {share:.0%} of the groups, {passes:,.2f} passes over them"
             found.plan.append((f"environment {section.label}", text))
+        if train and (bad := environment.bad_rows):
+            found.notes.append(f"environments.{section.label}: {_count(len(bad), 'bad row')} left out, first: {bad[0]}")
         sections = [e for e in run.evaluation if e.environment == section.label]
         if not sections:
             continue

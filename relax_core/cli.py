@@ -136,6 +136,7 @@ def schema(
 
     from relax_core.config import yaml
     from relax_core.config.json_schema import run_schema
+    from relax_core.errors import ConfigError
     from relax_core.plugins import BUILT_IN, activate, installed_plugins
 
     if run_file is None:
@@ -146,7 +147,10 @@ def schema(
     if output is None:
         sys.stdout.write(text)
     else:
-        output.write_text(text, encoding="utf-8")
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--output: {output} cannot be written: {error.strerror}") from error
         print(f"written to {output}; name it in a run file's first line: # yaml-language-server: $schema={output}")
 
 

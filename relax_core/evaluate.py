@@ -112,6 +112,8 @@ async def _evaluate_newest(run: Run, screen: Screen) -> Results:
     from relax_core.system import assembled
 
     async with assembled(run, screen, readonly=True) as system:
+        if system.first_step == 0:
+            screen.note(f"{run.directory}: no checkpoint is there: these are the results of the initial weights")
         await system.publish(system.first_step)
         return await system.evaluator.evaluate(run.config.evaluation)
 

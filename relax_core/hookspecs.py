@@ -82,7 +82,7 @@ class Providers:
 
     @spec
     def relax_stages(self) -> Mapping[str, Component]:
-        """Classes of ``Stage``, by the column that they make."""
+        """Classes of ``Stage``, by the column that they make: built with the run's roles when an algorithm needs it."""
         return {}
 
     @spec

@@ -11,6 +11,7 @@ from typing import Any
 from relax_core.atomic import write_file
 from relax_core.check import static_problems
 from relax_core.check_deep import deep_problems
+from relax_core.checkpoint import Checkpoints
 from relax_core.config.resolve import load, resolved, version_problems
 from relax_core.config.yaml import dump, read
 from relax_core.errors import ConfigError
@@ -44,7 +45,7 @@ def prepare(
 
 def claim(run: Run) -> None:
     """Write ``config.yaml`` into the run's directory. A run that is there already must have the same settings."""
-    wanted = resolved(run.config, run.stack)
+    config, wanted = run.config, resolved(run.config, run.stack)
     file = run.directory / "config.yaml"
     if file.exists():
         made = read(file)
@@ -56,8 +57,14 @@ def claim(run: Run) -> None:
                 f"{run.directory}: holds a run with other settings ({'; '.join(changed[:3])}"
                 f"{' ...' if len(changed) > 3 else ''}): choose another name=..., or remove the directory"
             )
-    run.directory.mkdir(parents=True, exist_ok=True)
-    write_file(file, dump(wanted).encode())
+    taken = max(Checkpoints(run.directory / "checkpoints", config.checkpoint.keep, readonly=True).steps(), default=0)
+    if taken > config.steps:
+        raise ConfigError(f"steps: found {config.steps}, but {run.directory} has taken {taken}: ask for more")
+    try:
+        run.directory.mkdir(parents=True, exist_ok=True)
+        write_file(file, dump(wanted).encode())
+    except OSError as error:
+        raise ConfigError(f"runs: {run.directory} cannot be written ({error.strerror}): choose another") from error
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

@@ -86,7 +86,7 @@ class Replay:
         setup = TrainerSetup(self.adapter, run)
         self.trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
         self.algorithm: Algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
-        self.scorer = Scorer(run)
+        self.scorer = Scorer.of(run)
         self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep, readonly=True)
         self.journal = Journal(directory / "journal", config.journal.keep_steps)
         self.files = TrajectoryFiles(directory / "trajectories", self.media.modalities)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Outcome
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from relax_core.interfaces import Columns, Engine, Environment, ModelAdapter
     from relax_core.run import Run
     from relax_core.tasks import TaskStream
+
+
+MOST_ERRORS = 50
+OTHER_ERRORS = "other errors"
 
 
 class Player:
@@ -69,12 +73,22 @@ class Player:
 class Rollout:
     """Starts groups as admission allows and keeps what was played, counted since the last ``take_counts``."""
 
-    def __init__(self, run: Run, player: Player, bus: Bus, admission: Admission, tasks: TaskStream) -> None:
+    def __init__(
+        self,
+        run: Run,
+        player: Player,
+        bus: Bus,
+        admission: Admission,
+        tasks: TaskStream,
+        note: Callable[[str], None],
+    ) -> None:
+        self.note = note
         self.run, self.player, self.bus, self.admission, self.tasks = run, player, bus, admission, tasks
         self.engine = player.engine
         self.holder = bus.register("rollout")
         self.counts: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        """Plays that failed since this start, by what was wrong."""
         self._failed_in_a_row = 0
         self._at_work: dict[str, int] = {}  # members that still play, by group; see ``decided``
         self._plays: set[asyncio.Task[None]] = set()
@@ -115,14 +129,18 @@ class Rollout:
         self._plays.add(play)
         play.add_done_callback(self._ended)
 
-    def decided(self, group: str) -> None:
-        """The group is scored, filtered or failed: nothing more will be sampled because of it.
+    def decided(self, group: str, failure: str | None = None) -> None:
+        """The group is scored, filtered or failed: nothing more will be sampled because of it. ``failure``: why it did.
 
         The last member to end its play stays entered until then: a filtered group is replaced by another one, which a
         deterministic engine must wait for.
         """
         if self._at_work.pop(group, None) is not None:
             self.engine.leave("train")
+        self._failed_in_a_row = self._failed_in_a_row + 1 if failure else 0
+        limit = max(20, 2 * (self.run.config.max_staleness + 1) * self.run.config.groups_per_step)
+        if self._failed_in_a_row >= limit:  # a run in which every group fails must not go on for ever
+            raise RelaxError(f"the last {limit} groups all failed; the newest, {group}: {failure}")
 
     async def _wait_open(self) -> None:
         waiting = asyncio.ensure_future(self.admission.wait_open())
@@ -172,10 +190,10 @@ class Rollout:
         if not rows:
             await self.bus.evict(group.id)
             self.admission.end(group.id, Outcome.FAILED)
-            self.decided(group.id)
-            self._stop_when_all_fail(group)
+            error = next((t.error for t in group.trajectories if t.error), None)
+            reason = f"{error.where}: {error.type}: {error.text}" if error else "no play sampled a token"
+            self.decided(group.id, reason)
             return
-        self._failed_in_a_row = 0
         self.player.adapter.media.retain(media_keys(rows))
         await self.bus.put(rows, self.holder, group.id)
         await self.bus.close_group(group.id, len(rows), self.holder)
@@ -189,20 +207,18 @@ class Rollout:
             self.counts["truncated"] += t.stop is Stop.LENGTH
             if t.error:
                 self.counts["errors"] += 1
-                self.errors[f"{t.error.where}: {t.error.type}: {t.error.text}"] += 1
+                self._report(f"{t.error.where}: {t.error.type}: {t.error.text}")
+
+    def _report(self, error: str) -> None:
+        """Say each kind of error once, and count it; the first so many, since a text may differ every time."""
+        if error not in self.errors and len(self.errors) < MOST_ERRORS:
+            self.note(f"a play failed: {error}")
+            self.errors[error] = 0
+        self.errors[error if error in self.errors else OTHER_ERRORS] += 1
 
     def take_counts(self) -> Counter[str]:
         counts, self.counts = self.counts, Counter()
         return counts
-
-    def _stop_when_all_fail(self, group: Group) -> None:
-        """A run in which every play fails must not spin for ever."""
-        self._failed_in_a_row += 1
-        limit = max(20, 2 * (self.run.config.max_staleness + 1) * self.run.config.groups_per_step)
-        if self._failed_in_a_row >= limit:
-            error = next((t.error for t in group.trajectories if t.error), None)
-            reason = f"{error.where}: {error.type}: {error.text}" if error else "no play sampled a token"
-            raise RelaxError(f"the last {limit} groups all failed; the newest, {group.id}: {reason}")
 
 
 def sampling_of(section: SamplingSection) -> Sampling:

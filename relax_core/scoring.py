@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,22 @@ if TYPE_CHECKING:
 class Scorer:
     """Applies the run file's rewards. A reward that raises or returns NaN abstains; the others go on."""
 
-    def __init__(self, run: Run) -> None:
-        self.rewards: list[tuple[RewardSection, Reward]] = [
-            (section, run.stack.build("rewards", section, where=f"rewards.{i}"))
-            for i, section in enumerate(run.config.rewards)
-        ]
+    def __init__(self, rewards: Sequence[tuple[RewardSection, Reward]], note: Callable[[str], None] = print) -> None:
+        self.rewards, self.note = rewards, note
         self.failures: Counter[str] = Counter()
         """By reward name: how often it raised or gave NaN or inf."""
         self.last_failure: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, run: Run, note: Callable[[str], None] = print) -> Scorer:
+        """With the rewards of a run file."""
+        sections = enumerate(run.config.rewards)
+        return cls([(s, run.stack.build("rewards", s, where=f"rewards.{i}")) for i, s in sections], note)
+
+    def failures_in_words(self) -> str:
+        """The newest failure of each reward that ever failed, to be appended to a sentence."""
+        newest = self.last_failure
+        return "".join(f"; {name} failed {n} times, the last: {newest[name]}" for name, n in self.failures.items())
 
     async def score(self, group: Group) -> None:
         """Fill ``rewards``, ``reward`` and ``raw_reward`` of the group's trajectories; failed plays have none."""
@@ -36,36 +45,45 @@ class Scorer:
                 continue
             weights[section.label] = section.weight
             for trajectory, value in zip(valid, await self._values(section, reward, valid, group), strict=True):
-                trajectory.rewards[section.label] = value
+                trajectory.rewards[section.label] = self._value(section.label, value, trajectory)
         for trajectory in valid:
             parts = [weights[name] * v for name, v in trajectory.rewards.items() if v is not None]
             trajectory.raw_reward = trajectory.reward = sum(parts) if parts else None
 
     async def _values(
         self, section: RewardSection, reward: Reward, valid: list[Trajectory], group: Group
-    ) -> list[float | None]:
+    ) -> list[float | BaseException | None]:
         try:
             found = await reward.score_group(replace(group, trajectories=valid))
             if len(found) != len(valid):
                 raise ValueError(f"score_group gave {len(found)} values for {len(valid)} trajectories")
         except Exception as error:
             found = [error] * len(valid)
-        return [self._value(section.label, value) for value in found]
+        return found
 
-    def _value(self, name: str, value: float | BaseException | None) -> float | None:
+    def _value(self, name: str, value: float | BaseException | None, trajectory: Trajectory) -> float | None:
+        """The value, or None where the reward abstained or failed; a failure is counted on the trajectory."""
         if value is None:
             return None
-        if isinstance(value, Exception):
-            self._failed(name, f"{type(value).__name__}: {value}")
-            return None
-        if isinstance(value, BaseException):
-            raise value  # a cancelled task is no reward of 0
-        number = float(value)
-        if not math.isfinite(number):
-            self._failed(name, f"the value {number}")
-            return None
-        return number
-
-    def _failed(self, name: str, reason: str) -> None:
+        reason = problem_with(value)
+        if reason is None:
+            return float(value)  # type: ignore[arg-type]
+        if name not in self.failures:
+            self.note(f"rewards.{name} failed and abstains: {reason}")
         self.failures[name] += 1
         self.last_failure[name] = reason
+        trajectory.metrics[f"{name}/failures"] = 1.0
+        return None
+
+
+def problem_with(value: object) -> str | None:
+    """Why a reward's value is none, or None for a finite number. Raises what ended the task itself (cancellation)."""
+    if isinstance(value, Exception):
+        return f"{type(value).__name__}: {value}"
+    if isinstance(value, BaseException):
+        raise value  # a cancelled task is no reward of 0
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return f"the value {value!r} is not a number"
+    return None if math.isfinite(number) else f"the value {number}"

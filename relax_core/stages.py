@@ -46,7 +46,7 @@ class Score(Stage):
         scorer: Scorer,
         bus: Bus,
         admission: Admission,
-        decided: Callable[[str], None],
+        decided: Callable[[str, str | None], None],
         discarded: Callable[[Mapping[str, Columns]], None],
     ) -> None:
         self.run_, self.scorer, self.bus, self.admission = run, scorer, bus, admission
@@ -63,12 +63,12 @@ class Score(Stage):
         unscored = all(t.reward is None for t in group.trajectories)
         stack.hook.on_group_scored(run=self.run_, event=event)
         if reason is None and not unscored:
-            self.decided(group.id)
+            self.decided(group.id, None)
             return {row.id: {"reward": row.columns["trajectory"].reward} for row in claim.rows}
         await self.bus.evict(group.id)
         self.discarded({row.id: row.columns for row in claim.rows})
         self.admission.end(group.id, Outcome.FAILED if unscored else Outcome.FILTERED)
-        self.decided(group.id)
+        self.decided(group.id, f"every reward abstained{self.scorer.failures_in_words()}" if unscored else None)
         return {}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from relax_core.bus import merge
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import BatchReady
-from relax_core.interfaces import Row, StepResult
+from relax_core.interfaces import TRAINER_COLUMNS, Row, StepResult
 from relax_core.journal import JournalEntry, RecordedCut
 from relax_core.stages import scored_groups
 
@@ -36,7 +36,7 @@ class StepGroups:
 
     def __init__(self, system: System, step: int) -> None:
         self.system, self.step = system, step
-        self.needs = NEEDS | (system.algorithm.needs - {"old_logprobs"})
+        self.needs = NEEDS | (system.algorithm.needs - TRAINER_COLUMNS)
         self.claims: list[Claim] = []
         self.rows: list[Row] = []
         self.groups: list[Group] = []
@@ -148,7 +148,10 @@ def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict
     metrics |= {f"credit/{key}": total / count if count else None for key, (total, count) in credit.items()}
     metrics |= _by_environment(system, groups)
     metrics |= {f"groups/{key}": value for key, value in system.admission.counters().items()}
-    metrics |= {f"rewards/{name}/failures": n for name, n in system.scorer.failures.items()}
+    metrics |= {
+        f"rewards/{name}/failures": sum(t.metrics.get(f"{name}/failures", 0) for t in plays)
+        for name in (section.label for section in system.run.config.rewards)
+    }
     metrics |= {
         "time/step": seconds,
         "time/wait": groups.waited,

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Admission
+from relax_core.config.schema import ComponentSection
 from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
+from relax_core.interfaces import TRAINER_COLUMNS
 from relax_core.rollout import Player, Rollout, media_keys
 from relax_core.scoring import Scorer
 from relax_core.stages import Advantages, Score, serve
@@ -24,7 +26,7 @@ from relax_core.totals import Totals
 from relax_core.types import Version
 
 if TYPE_CHECKING:
-    from relax_core.interfaces import Algorithm, Columns, Environment
+    from relax_core.interfaces import Algorithm, Columns, Environment, Stage
     from relax_core.run import Run
     from relax_core.runtime import Roles, Runtime
     from relax_core.screen import Screen
@@ -47,15 +49,13 @@ class System:
             {section.label: (environments[section.label], section.weight) for section in config.environments},
             config.seed,
         )
-        self.scorer = Scorer(run)
+        self.scorer = Scorer.of(run, screen.note)
         self.player = Player(run, roles.engine, roles.adapter, environments)
         self.evaluator = Evaluator(run, self.player, self.scorer, environments)
         for name, hashes in self.evaluator.held_out().items():
             self.tasks.forbid(hashes, name)
-        self.admission = Admission(
-            config.groups_per_step, config.max_staleness, config.max_replays, config.steps
-        )
-        self.rollout = Rollout(run, self.player, self.bus, self.admission, self.tasks)
+        self.admission = Admission(config.groups_per_step, config.max_staleness, config.max_replays, config.steps)
+        self.rollout = Rollout(run, self.player, self.bus, self.admission, self.tasks, screen.note)
         self.holder = self.bus.register("train")
         self.storage = Storage(run, roles.media, readonly)
         self.journal, self.trajectories = self.storage.journal, self.storage.trajectories
@@ -91,13 +91,20 @@ class System:
                 playing = group.create_task(self.rollout.serve(), name="rollout")
                 for i in range(SCORE_WORKERS):
                     group.create_task(serve(score, self.bus, f"score-{i}"), name=f"score-{i}")
-                group.create_task(serve(advantages, self.bus, "advantages"), name="advantages")
+                for stage in [advantages, *self._annotators()]:
+                    group.create_task(serve(stage, self.bus, stage.name), name=stage.name)
                 yield
                 await self.end_evaluation()
                 playing.cancel()
                 await self.bus.close()
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
+
+    def _annotators(self) -> list[Stage]:
+        """A stage for each column that the algorithm needs beyond what was sampled, such as reference log-probs."""
+        needs = sorted(self.algorithm.needs - TRAINER_COLUMNS)
+        sections = [ComponentSection(id=column) for column in needs]
+        return [self.run.stack.build("stages", section, self.roles, where="algorithm") for section in sections]
 
     def give_back(self, rows: Mapping[str, Columns]) -> None:
         """Rows that are gone need their media no more."""
@@ -193,10 +200,6 @@ class System:
                 trajectory = row.columns["trajectory"]
                 self.roles.adapter.encode([m for turn in trajectory.turns for m in (*turn.prompt, turn.reply)][:-1])
                 self.roles.media.retain(media_keys({row.id: row.columns}))
-
-
-TRAINER_COLUMNS = frozenset({"old_logprobs"})
-"""Columns that the training step itself makes, at its start."""
 
 
 @asynccontextmanager

@@ -13,8 +13,9 @@ from relax_core.config import yaml
 from relax_core.config.rules import broken_rules
 from relax_core.config.schema import ComponentSection, EnvironmentSection, RewardSection, RunConfig
 from relax_core.config.validation import validate
-from relax_core.errors import ConfigError, PluginError, RelaxError
+from relax_core.errors import ConfigError, PluginError, RelaxError, nearest
 from relax_core.hook_manager import describe, hook_problems
+from relax_core.interfaces import TRAINER_COLUMNS, Algorithm
 from relax_core.plugins import Stack, activate
 
 
@@ -38,7 +39,6 @@ SLOTS = (
     Slot("environments", "environments", EnvironmentSection, many=True),
     Slot("rewards", "rewards", RewardSection, many=True),
     Slot("algorithm", "algorithms"),
-    Slot("modalities", "modalities", many=True),
     Slot("modalities", "modalities", many=True),
     Slot("engine", "engines"),
     Slot("trainer", "trainers"),
@@ -139,6 +139,8 @@ def component_problems(run: RunConfig, stack: Stack, *, heavy: bool = False) -> 
         cls = stack.load(kind, section.id, f"{where}.id")
         if kind == "callbacks":
             yield from (f"{where}: {section.id}: {problem}" for problem in hook_problems(cls))
+        if kind == "algorithms":
+            yield from (f"{where}: {line}" for line in _unmade_columns(cls, section.id, stack))
         if not hasattr(cls, "check"):
             continue
         try:
@@ -150,17 +152,27 @@ def component_problems(run: RunConfig, stack: Stack, *, heavy: bool = False) -> 
             raise PluginError(f"{where}: check of {section.id!r} ({provider}) failed: {describe(error)}") from error
 
 
+def _unmade_columns(algorithm: type[Algorithm], id: str, stack: Stack) -> Iterator[str]:
+    """Columns that an algorithm needs and that no active stage makes: the run would wait for them for ever."""
+    made = {*TRAINER_COLUMNS, *stack.components("stages")}
+    for column in sorted(algorithm.needs - made):
+        yield f"{id} needs the column {column!r}, which no stage makes{nearest(column, made) or ''}: list its plugin"
+
+
 def version_problems(pinned: Mapping[str, str], stack: Stack) -> Iterator[str]:
     """Where the active plugins differ from those that a resolved run file names, with both versions."""
+    others: dict[tuple[str, str], list[str]] = {}
     for plugin, wanted in pinned.items():
         found = stack.versions.get(plugin)
         if found is None:
             yield f"versions.{plugin}: the run was made with {wanted}, but plugin {plugin!r} is not active; list it"
         elif found != wanted:
-            yield (
-                f"versions.{plugin}: the run was made with {wanted}, installed is {found}; "
-                f"install {wanted}, or take versions.{plugin} out to go on with the other"
-            )
+            others.setdefault((wanted, found), []).append(plugin)
+    for (wanted, found), plugins in others.items():  # one line for a distribution, however many plugins it has
+        yield (
+            f"versions.{plugins[0]}: the run was made with {wanted}, installed is {found}; install {wanted}, "
+            f"or take {', '.join(plugins)} out of versions to go on with the other"
+        )
 
 
 def resolved(run: RunConfig, stack: Stack) -> dict[str, Any]:

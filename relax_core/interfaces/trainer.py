@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from relax_core.weights import WeightUpdate
 
 
+TRAINER_COLUMNS = frozenset({"old_logprobs"})
+"""Columns that the training step itself makes, at its start; stages make all others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A micro-batch of the step's plan; ``last`` ends an optimizer update (the cut itself may be empty)."""

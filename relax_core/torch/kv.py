@@ -93,7 +93,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __ini
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # Weak: a cycle would keep the keys and values of a cache that is no longer used until the collector runs.
-        self.cache = cache
+        self.cache = cast("SlotCache", weakref.proxy(cache))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         shape = (self.cache.slots, key_states.shape[1], self.cache.capacity)

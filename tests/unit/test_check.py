@@ -80,7 +80,7 @@ def test_the_plan_of_a_good_run(check: Check) -> None:
         "steps                  10, each of 4 groups x 4 = 16 plays",
         "updates                4 a step, in 2 mini-batches x 2 epochs",
         "staleness              up to 2 policy versions behind, order started, interrupt continue",
-        "environment last-word  2,048 tasks, 75% of the groups, 0.0146 passes over them",
+        "environment last-word  2,048 tasks, 75% of the groups, 0.01 passes over them",
         "environment nth        ",
         "evaluation a           all tasks of nth, 4 plays each, temperature 1, at the start and every 1 step and",
         "checkpoints            every 50 steps and at the end, the newest 3 are kept",

@@ -345,7 +345,7 @@ def test_other_plugin_versions_are_refused_with_both_named() -> None:
     pinned["versions"]["envs"] = "relax-rl 9.9"
     assert only(pinned) == (
         f"versions.envs: the run was made with relax-rl 9.9, installed is {installed}; "
-        "install relax-rl 9.9, or take versions.envs out to go on with the other"
+        "install relax-rl 9.9, or take envs out of versions to go on with the other"
     )
     pinned["versions"] = {"omni": "relax-plugin-omni 0.1"}
     assert only(pinned).startswith(

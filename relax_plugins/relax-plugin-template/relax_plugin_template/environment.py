@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ class Echo(Environment):
     class Config(ComponentConfig):
         words: tuple[str, ...] = ("cat", "dog", "sun", "tree")
         """Words to repeat; the last one is held out for evaluation."""
-        hints: int = Field(1, ge=0)
+        hints: Annotated[int, Field(ge=0)] = 1
         """Corrections given after wrong answers."""
 
     def tasks(self, split: Literal["train", "eval"]) -> Sequence[Task]:
