@@ -36,7 +36,8 @@ def resumed(path: Path) -> list[str]:
     run = prepare(path, report=lambda line: None)
     notes: list[str] = []
     with Screen(run, quiet=True) as screen:
-        screen.note = notes.append  # type: ignore[method-assign]
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(screen, "note", notes.append)
         run_training(run, screen)
     return notes
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relax_core.testing.runs import accounted, in_child, metrics, run_file, summary, train
 
-SMALL = {"steps": 12, "evaluation": [{"name": "held-out", "environment": "last-word", "size": 16, "every": 4}]}
+SMALL: dict[str, Any] = {
+    "steps": 12,
+    "evaluation": [{"name": "held-out", "environment": "last-word", "size": 16, "every": 4}],
+}
 
-LONG = SMALL | {"steps": 100, "checkpoint": {"every": 5}}
+LONG: dict[str, Any] = SMALL | {"steps": 100, "checkpoint": {"every": 5}}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,10 @@ def test_evaluation_does_not_change_training(reference: Path, tmp_path: Path) ->
     assert without == [line for line in metrics(reference) if line["kind"] == "train"]
 
 
+def has_another_size(file: Path, size: int) -> bool:
+    return file.exists() and file.stat().st_size != size
+
+
 def killed_until_done(path: Path, overrides: list[str], seed: int, kills: int) -> Path:
     """Train with ``kills`` SIGKILLs at random moments, then to the end; the same command each time.
 
@@ -49,10 +58,9 @@ def killed_until_done(path: Path, overrides: list[str], seed: int, kills: int) -
     directory = path.parent / "runs" / "tiny"
     lines = directory / "metrics.jsonl"
     for _ in range(kills):
-        before = lines.stat().st_size if lines.exists() else 0
         code = in_child(
             lambda: train(path, overrides),
-            kill_when=lambda before=before: lines.exists() and lines.stat().st_size != before,
+            kill_when=partial(has_another_size, lines, lines.stat().st_size if lines.exists() else 0),
             kill_after_s=rng.uniform(0.0, 0.3),
         )
         if code == 0:

@@ -21,7 +21,7 @@ class PortablePixmap(Modality):
         name = "a picture given as bytes" if isinstance(source, bytes) else str(source)
         fields = content.split(maxsplit=4)
         if len(fields) < 5 or fields[0] != b"P6" or fields[3] != b"255":
-            raise DataError(f"{name}: not a binary PPM picture with 8 bits a channel: convert it, or use modality image")
+            raise DataError(f"{name}: no binary PPM picture with 8 bits a channel: convert it, or use modality image")
         width, height = int(fields[1]), int(fields[2])
         pixels = content[len(content) - width * height * 3 :]
         return Decoded("image", np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
