@@ -5,10 +5,8 @@ Shape legend: B rows, W width, T tokens of a row, V vocabulary.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,80 +14,27 @@ import torch
 from transformers import DynamicCache, Qwen3OmniMoeThinkerForConditionalGeneration
 
 from relax_core.interfaces import Segment
-from relax_core.media import MediaStore
-from relax_core.testing.noise import film, picture, sound
-from relax_core.types import Encoded, MediaRef, user
+from relax_core.testing.forwards import assert_equal_gradients, gradients, logits, segment
+from relax_core.types import Encoded, MediaRef
 from relax_plugin_omni.adapter import OmniAdapter
-from relax_plugin_omni.config import OmniConfig
+from relax_plugin_omni.testing import mixed_rows, tiny_omni
 
 torch.set_num_threads(1)
-WORDS = [
-    *("what", "colour", "tone", "which", "way", "sum", "+", "=", "?", "red", "green", "blue", "yellow", "high", "low"),
-    *("left", "right", "up", "down", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"),
-]
-
-
-def build(**settings: Any) -> OmniAdapter:
-    config = {"tiny": {"words": WORDS}, **settings}
-    return OmniAdapter(OmniConfig.model_validate_json(json.dumps(config, default=str)), MediaStore({}, 10**9))
 
 
 @pytest.fixture(scope="module")
 def adapter() -> OmniAdapter:
-    return build()
+    return tiny_omni()
+
+
+@pytest.fixture(scope="module")
+def rows(adapter: OmniAdapter) -> list[Encoded]:
+    return mixed_rows(adapter)
 
 
 @pytest.fixture
 def model(adapter: OmniAdapter) -> Qwen3OmniMoeThinkerForConditionalGeneration:
     return adapter.load("cpu", torch.float32)
-
-
-@pytest.fixture(scope="module")
-def rows(adapter: OmniAdapter) -> list[Encoded]:
-    """Text, every medium, several of one kind, orders that mix kinds, and clips shorter and longer than a second."""
-    return [
-        adapter.encode([user(*content)])
-        for content in (
-            ["sum 1 + 2 = ?"],
-            ["what colour ?", picture(seed=1)],
-            [sound(5000, seed=2), "which tone ?"],
-            ["which way ?", film(seed=3)],
-            [
-                picture(32, 32, seed=4),
-                sound(20000, seed=5),
-                film(3, seed=6),
-                picture(64, 32, seed=7),
-                "?",
-                sound(seed=8),
-            ],
-        )
-    ]
-
-
-def segment(row: Encoded) -> Segment:
-    return Segment(row.ids, row.media, row.positions)
-
-
-def logits(adapter: OmniAdapter, model: torch.nn.Module, segments: Sequence[Segment], **inputs: Any) -> torch.Tensor:
-    width = max(len(s.ids) for s in segments)
-    return adapter.head(model, adapter.backbone(model, **adapter.forward_inputs(segments, width), **inputs))
-
-
-def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return found
-
-
-def assert_equal_gradients(got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]) -> None:
-    """To 1e-5 of each one's largest entry.
-
-    Left out is the bias of attention keys, which has no gradient but noise: it adds the same to all scores of a query.
-    """
-    assert got.keys() == want.keys()
-    errors = {n: float((got[n] - g).abs().max() / g.abs().max()) for n, g in want.items() if "k_proj.bias" not in n}
-    worst = max(errors, key=errors.__getitem__)
-    assert errors[worst] < 1e-5, f"{worst}: {errors[worst]:.1e}"
 
 
 def continued(row: Encoded, sampled: Sequence[int]) -> Segment:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +19,28 @@ from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
 
 from relax_core.errors import ConfigError
 from relax_core.interfaces import Segment
-from relax_core.media import MediaStore
+from relax_core.testing.forwards import assert_equal_gradients, gradients, logits, segment
 from relax_core.testing.noise import film, picture, sound
 from relax_core.types import Encoded, MediaRef, user
 from relax_plugin_omni.adapter import OmniAdapter
-from relax_plugin_omni.config import OmniConfig
+from relax_plugin_omni.testing import WORDS, mixed_rows, tiny_omni
 
 torch.set_num_threads(1)
-WORDS = [
-    *("what", "colour", "tone", "which", "way", "sum", "+", "=", "?", "red", "green", "blue", "yellow", "high", "low"),
-    *("left", "right", "up", "down", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"),
-]
-
-
-def build(**settings: Any) -> OmniAdapter:
-    config = {"tiny": {"words": WORDS}, **settings}
-    return OmniAdapter(OmniConfig.model_validate_json(json.dumps(config, default=str)), MediaStore({}, 10**9))
 
 
 @pytest.fixture(scope="module")
 def adapter() -> OmniAdapter:
-    return build()
+    return tiny_omni()
+
+
+@pytest.fixture(scope="module")
+def rows(adapter: OmniAdapter) -> list[Encoded]:
+    return mixed_rows(adapter)
 
 
 @pytest.fixture
 def model(adapter: OmniAdapter) -> Qwen3OmniMoeThinkerForConditionalGeneration:
     return adapter.load("cpu", torch.float32)
-
-
-@pytest.fixture(scope="module")
-def rows(adapter: OmniAdapter) -> list[Encoded]:
-    """Text, every medium, several of one kind, orders that mix kinds, and clips shorter and longer than a second."""
-    return [
-        adapter.encode([user(*content)])
-        for content in (
-            ["sum 1 + 2 = ?"],
-            ["what colour ?", picture(seed=1)],
-            [sound(5000, seed=2), "which tone ?"],
-            ["which way ?", film(seed=3)],
-            [
-                picture(32, 32, seed=4),
-                sound(20000, seed=5),
-                film(3, seed=6),
-                picture(64, 32, seed=7),
-                "?",
-                sound(seed=8),
-            ],
-        )
-    ]
-
-
-def segment(row: Encoded) -> Segment:
-    return Segment(row.ids, row.media, row.positions)
 
 
 def packed(rows: Sequence[Encoded]) -> tuple[Segment, torch.Tensor]:
@@ -84,11 +54,6 @@ def packed(rows: Sequence[Encoded]) -> tuple[Segment, torch.Tensor]:
     seen = (owner_W[:, None] == owner_W) & np.tri(len(ids), dtype=bool)
     positions = np.concatenate([r.positions for r in rows if r.positions is not None], axis=1)
     return Segment(ids, media, positions), torch.from_numpy(seen)[None, None]
-
-
-def logits(adapter: OmniAdapter, model: torch.nn.Module, segments: Sequence[Segment], **inputs: Any) -> torch.Tensor:
-    width = max(len(s.ids) for s in segments)
-    return adapter.head(model, adapter.backbone(model, **adapter.forward_inputs(segments, width), **inputs))
 
 
 def untouched(model: Qwen3OmniMoeThinkerForConditionalGeneration) -> Qwen3OmniMoeThinkerForConditionalGeneration:
@@ -121,23 +86,6 @@ def transformers_logits(
     return result[0]
 
 
-def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return found
-
-
-def assert_equal_gradients(got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]) -> None:
-    """To 1e-5 of each one's largest entry.
-
-    Left out is the bias of attention keys, which has no gradient but noise: it adds the same to all scores of a query.
-    """
-    assert got.keys() == want.keys()
-    errors = {n: float((got[n] - g).abs().max() / g.abs().max()) for n, g in want.items() if "k_proj.bias" not in n}
-    worst = max(errors, key=errors.__getitem__)
-    assert errors[worst] < 1e-5, f"{worst}: {errors[worst]:.1e}"
-
-
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
@@ -146,14 +94,14 @@ def test_tiny_has_about_half_a_million_parameters_from_its_seed(adapter: OmniAda
     assert 550_000 < sum(p.numel() for p in model.parameters()) < 570_000
     again = adapter.load("cpu", torch.float32).state_dict()
     assert all(torch.equal(v, again[k]) for k, v in model.state_dict().items())
-    other = build(tiny={"words": WORDS, "seed": 1}).load("cpu", torch.float32).state_dict()
+    other = tiny_omni(tiny={"words": WORDS, "seed": 1}).load("cpu", torch.float32).state_dict()
     assert not torch.equal(other["lm_head.weight"], again["lm_head.weight"])
 
 
 def test_saved_folder_is_the_same_model(adapter: OmniAdapter, tmp_path: Path) -> None:
     model = adapter.load("cpu", torch.float32)
     adapter.save(model, tmp_path)
-    again = build(tiny=None, path=tmp_path)
+    again = tiny_omni(tiny=None, path=tmp_path)
     loaded = again.load("cpu", torch.float32).state_dict()
     assert all(torch.equal(v, loaded[k]) for k, v in model.state_dict().items())
     assert again.processor.settings == adapter.processor.settings
@@ -173,13 +121,13 @@ def test_a_whole_checkpoint_gives_its_thinker(adapter: OmniAdapter, tmp_path: Pa
     save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = {"model_type": "qwen3_omni_moe", "thinker_config": json.loads((tmp_path / "config.json").read_text())}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    loaded = build(tiny=None, path=tmp_path).load("cpu", torch.float32).state_dict()
+    loaded = tiny_omni(tiny=None, path=tmp_path).load("cpu", torch.float32).state_dict()
     assert all(torch.equal(v, loaded[k]) for k, v in model.state_dict().items())
     torn = shutil.copytree(tmp_path, tmp_path / "torn")
     del whole[next(k for k in whole if k.endswith("lm_head.weight"))]
     save_file(whole, torn / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"lacks 1 of the model's weights.*lm_head"):
-        build(tiny=None, path=torn).load("cpu", torch.float32)
+        tiny_omni(tiny=None, path=torn).load("cpu", torch.float32)
 
 
 def test_bfloat16_runs_and_keeps_rotary_frequencies_exact(adapter: OmniAdapter, rows: list[Encoded]) -> None:
@@ -195,7 +143,7 @@ def test_bfloat16_runs_and_keeps_rotary_frequencies_exact(adapter: OmniAdapter, 
 
 @pytest.mark.parametrize("experts", ["grouped_mm", "eager"])
 def test_logits_equal_transformers_own(rows: list[Encoded], adapter: OmniAdapter, experts: str) -> None:
-    other = build(experts=experts)
+    other = tiny_omni(experts=experts)
     other.media = adapter.media
     model = other.load("cpu", torch.float32)
     plain = untouched(model)

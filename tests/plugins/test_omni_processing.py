@@ -5,7 +5,6 @@ Shape legend: F frames, H height, W width.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -16,25 +15,19 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from relax_core.errors import DataError
-from relax_core.media import MediaStore
 from relax_core.testing.noise import film, picture, sound
 from relax_core.types import Decoded, MediaPart, user
 from relax_plugin_omni.adapter import OmniAdapter
-from relax_plugin_omni.config import OmniConfig
 from relax_plugin_omni.processing import audio_chunks, audio_tokens, fit
+from relax_plugin_omni.testing import tiny_omni
 
 torch.set_num_threads(1)
 WORDS = ["what", "colour", "?"]
 
 
-def build(**settings: Any) -> OmniAdapter:
-    config = {"tiny": {"words": WORDS}, **settings}
-    return OmniAdapter(OmniConfig.model_validate_json(json.dumps(config, default=str)), MediaStore({}, 10**9))
-
-
 @pytest.fixture(scope="module")
 def adapter() -> OmniAdapter:
-    return build()
+    return tiny_omni(WORDS)
 
 
 SIZES = [(64, 64), (1, 1), (16, 16), (27, 257), (100, 40), (448, 448), (33, 31), (64, 32)]
@@ -112,7 +105,7 @@ def test_unreadable_media_are_data_errors(adapter: OmniAdapter, part: MediaPart,
 def test_features_are_made_once_for_equal_content(adapter: OmniAdapter) -> None:
     one, two = adapter.encode([user(picture(seed=5))]), adapter.encode([user("what", picture(seed=5))])
     assert one.media[0].key == two.media[0].key != adapter.encode([user(picture(seed=6))]).media[0].key
-    other = build(image_pixels=[1024, 1024]).encode([user(picture(seed=5))])
+    other = tiny_omni(WORDS, image_pixels=[1024, 1024]).encode([user(picture(seed=5))])
     assert other.media[0].length == 1 and other.media[0].key != one.media[0].key
 
 

@@ -5,7 +5,6 @@ Shape legend: T tokens of a row, F frames, H height, W width.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
 
 from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import Extended, Segment
-from relax_core.media import MediaStore
+from relax_core.testing.forwards import segment
 from relax_core.testing.noise import film, picture, sound
 from relax_core.types import (
     Audio,
@@ -37,21 +36,16 @@ from relax_core.types import (
     user,
 )
 from relax_plugin_omni.adapter import OmniAdapter
-from relax_plugin_omni.config import OmniConfig
 from relax_plugin_omni.positions import VisionBlock, rope_positions
+from relax_plugin_omni.testing import tiny_omni
 
 torch.set_num_threads(1)
 WORDS = ["what", "colour", "?", "red", "green", "blue", "zoom"]
 
 
-def build(**settings: Any) -> OmniAdapter:
-    config = {"tiny": {"words": WORDS}, **settings}
-    return OmniAdapter(OmniConfig.model_validate_json(json.dumps(config, default=str)), MediaStore({}, 10**9))
-
-
 @pytest.fixture(scope="module")
 def adapter() -> OmniAdapter:
-    return build()
+    return tiny_omni(WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -189,10 +183,6 @@ def test_banned_are_all_special_tokens_but_the_end(adapter: OmniAdapter) -> None
 # --- placeholders that do not match -----------------------------------------------------------------------------------
 
 
-def segment(row: Encoded) -> Segment:
-    return Segment(row.ids, row.media, row.positions)
-
-
 PARTS: dict[str, Callable[[], MediaPart]] = {"image": picture, "audio": sound, "video": film}
 
 
@@ -248,13 +238,13 @@ def test_templates_must_write_one_placeholder_a_medium(tmp_path: Path) -> None:
     file = tmp_path / "blind.jinja"
     file.write_text("{% for m in messages %}{{ m.role }} {% endfor %}")
     with pytest.raises(DataError, match="writes 0 image placeholders for 1 image parts; use a template"):
-        build(chat_template=file).encode([user(picture())])
+        tiny_omni(WORDS, chat_template=file).encode([user(picture())])
 
 
 def test_forgotten_features_are_an_error(adapter: OmniAdapter) -> None:
     row = adapter.encode([user(picture())])
     with pytest.raises(DataError, match="not in the store"):
-        build().forward_inputs([segment(row)], len(row.ids))
+        tiny_omni(WORDS).forward_inputs([segment(row)], len(row.ids))
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -270,11 +260,11 @@ def test_forgotten_features_are_an_error(adapter: OmniAdapter) -> None:
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
-        build(**settings)
+        tiny_omni(WORDS, **settings)
 
 
 def test_other_models_are_refused(tmp_path: Path, adapter: OmniAdapter) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 40}')
     adapter.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"holds a qwen3; .*model\.id text"):
-        build(tiny=None, path=tmp_path)
+        tiny_omni(WORDS, tiny=None, path=tmp_path)
