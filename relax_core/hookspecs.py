@@ -205,7 +205,10 @@ class Callback:
 
     @spec
     def sampling_request(self, run: Run, value: Sampling, event: SamplingFor) -> Sampling:
-        """Chained: how a task's tokens are drawn; once per play. Where: rollout."""
+        """Chained: how a task's tokens are drawn; once per play. Where: rollout.
+
+        Of a training play only ``max_new_tokens`` may change: it must sample from the distribution that is trained.
+        """
         return value
 
     @spec

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Outcome
 from relax_core.chat import Chat, Seat
-from relax_core.errors import RelaxError
+from relax_core.errors import PluginError, RelaxError
 from relax_core.hookspecs import GroupEvent, SamplingFor
 from relax_core.types import (
     Encoded,
@@ -48,7 +49,13 @@ class Player:
         self, task: Task, seat: Seat, sampling: Sampling, evaluation: str | None, encoded: dict[Any, Encoded]
     ) -> tuple[Trajectory, Chat]:
         """The trajectory, and the chat that still holds its media: close it when the rows are made."""
-        sampling = self.run.stack.pipe("sampling_request", self.run, sampling, SamplingFor(task, evaluation))
+        asked = sampling
+        sampling = self.run.stack.pipe("sampling_request", self.run, asked, SamplingFor(task, evaluation))
+        if evaluation is None and replace(sampling, max_new_tokens=asked.max_new_tokens) != asked:
+            raise PluginError(
+                f"sampling_request: a hook changed the training play of {task.id} from {asked} to {sampling}; only "
+                "max_new_tokens may change: the trainer computes log-probs of the run's own distribution"
+            )
         chat = Chat(self.engine, self.adapter, sampling, seat, lambda history: self._encode(history, encoded))
         trajectory = Trajectory(task, seat.attempt, seat.member, chat.turns, chat.samples)
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.errors import ConfigError, RelaxError
+from relax_core.errors import ConfigError, PluginError, RelaxError
 from relax_core.plugins import installed_plugins
 from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.testing.runs import metrics, run_file, summary, train
@@ -122,3 +122,18 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"runs: .* cannot be written"):
         train(run_file(tmp_path, runs=str(tmp_path / "file")))
+
+
+@pytest.mark.parametrize("field", ["temperature=0.5", "top_p=0.9", "max_new_tokens=1"])
+def test_a_hook_cannot_sample_from_another_distribution_than_the_trained_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    hook = f"def sampling_request(run, value, event): return dataclasses.replace(value, {field})"
+    monkeypatch.setattr(sys.modules[__name__], "PLUGIN", f"{PLUGIN}\n\nimport dataclasses\n{hook}\n")
+    installed = plugin(tmp_path, monkeypatch, stage=True)
+    path = run_file(tmp_path, plugins=["columns"], evaluation=[], steps=1)
+    if field.startswith("max"):
+        assert summary(train(path, installed=installed))["mean_length"]["trained"] == 1
+    else:
+        with pytest.raises(PluginError, match="only max_new_tokens may change"):
+            train(path, installed=installed)
