@@ -6,12 +6,13 @@ import asyncio
 import json
 import pickle
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Admission
+from relax_core.collector import Collector
 from relax_core.config.schema import ComponentSection
 from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
@@ -62,6 +63,7 @@ class System:
         self.first_step, self.lineage = 0, 0
         self.published = (0.0, 0)
         """Seconds and bytes of the newest publication."""
+        self.collector = Collector()
         self._evaluation: asyncio.Task[Results] | None = None
         self._evaluated = 0
 
@@ -84,21 +86,26 @@ class System:
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
         """The rollout and the stages run beside the block; an error in one ends the block with that error."""
-        score = Score(self.run, self.scorer, self.bus, self.admission, self.rollout.decided, self.give_back)
-        advantages = Advantages(self.algorithm, TRAINER_COLUMNS, self.run.config.groups_per_step, self.run.config.order)
         try:
-            async with asyncio.TaskGroup() as group:
-                playing = group.create_task(self.rollout.serve(), name="rollout")
-                for i in range(SCORE_WORKERS):
-                    group.create_task(serve(score, self.bus, f"score-{i}"), name=f"score-{i}")
-                for stage in [advantages, *self._annotators()]:
-                    group.create_task(serve(stage, self.bus, stage.name), name=stage.name)
-                yield
-                await self.end_evaluation()
-                playing.cancel()
-                await self.bus.close()
+            with self.collector:
+                async with asyncio.TaskGroup() as group:
+                    playing = group.create_task(self.rollout.serve(), name="rollout")
+                    for name, stage in self._stages():
+                        group.create_task(serve(stage, self.bus, name), name=name)
+                    yield
+                    await self.end_evaluation()
+                    playing.cancel()
+                    await self.bus.close()
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
+
+    def _stages(self) -> Iterator[tuple[str, Stage]]:
+        """Every stage between rollout and trainer, once for each worker, with the worker's name."""
+        score = Score(self.run, self.scorer, self.bus, self.admission, self.rollout.decided, self.give_back)
+        yield from ((f"score-{i}", score) for i in range(SCORE_WORKERS))
+        config = self.run.config
+        yield "advantages", Advantages(self.algorithm, TRAINER_COLUMNS, config.groups_per_step, config.order)
+        yield from ((stage.name, stage) for stage in self._annotators())
 
     def _annotators(self) -> list[Stage]:
         """A stage for each column that the algorithm needs beyond what was sampled, such as reference log-probs."""
@@ -147,6 +154,7 @@ class System:
 
     def log(self, version: int, metrics: Mapping[str, Any]) -> None:
         self.storage.log(version, metrics)
+        self.collector.step(version)
         self.screen.step(version, metrics)
 
     def finish(self) -> None:
