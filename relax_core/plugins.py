@@ -237,7 +237,7 @@ class Stack:
             raise PluginError(f"{label} cannot be imported: {describe(error)}") from error
         base = BASES[kind]
         if not inspect.isclass(cls) or not issubclass(cls, base):
-            raise PluginError(f"{label} is not a subclass of {base.__module__}.{base.__qualname__}")
+            raise PluginError(f"{label} is not a subclass of {public_name(base)}")
         return cls
 
     def config_class(self, kind: str, id: str, where: str = "") -> type[ComponentConfig]:
@@ -283,6 +283,12 @@ class Stack:
         from relax_core.config.schema import ComponentSection
 
         return self.build(kind, ComponentSection(id=id), *args, where=f"{kind}.{id}")
+
+
+def public_name(base: type) -> str:
+    """Where users import a base class from."""
+    package = interfaces.__name__ if hasattr(interfaces, base.__name__) else base.__module__
+    return f"{package}.{base.__qualname__}"
 
 
 def _singular(kind: str) -> str:

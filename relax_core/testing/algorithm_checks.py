@@ -171,13 +171,14 @@ def evaluate(
     import torch
 
     loss, units = 0.0, sum(row.columns["units"] for row in rows) or 1.0
-    gradients: dict[str, list[NDArray[np.float32]]] = {name: [] for name in algorithm.outputs}
+    gradients: dict[str, list[NDArray[np.float32]]] = {name: [] for name in sorted(algorithm.outputs)}
     metrics: dict[str, tuple[float, float]] = {}
     for start in range(0, len(rows), size or len(rows)):
         cut = rows[start : start + (size or len(rows))]
         batch = make_batch(cut, padding=padding, garbage=garbage, old=old)
         leaves = {
-            name: _padded(cut, POLICY[name], batch.mask_BT, garbage).requires_grad_() for name in algorithm.outputs
+            name: _padded(cut, POLICY[name], batch.mask_BT, garbage).requires_grad_()
+            for name in sorted(algorithm.outputs)
         }
         result = algorithm.loss(batch, Outputs(**{f"{name}_BT": leaf for name, leaf in leaves.items()}))
         found = torch.autograd.grad(result.total, list(leaves.values()), allow_unused=True)
@@ -310,6 +311,6 @@ def _columns(drawing: str, needs: frozenset[str], row: str) -> Columns:
         "policy_entropy": 2 * numbers("policy_entropy"),
         "policy_values": 2 * numbers("policy_values") - 1,
     }
-    for name in {"logprobs", "old_logprobs", *needs}:  # other policies: ratios from 0.6 to 1.6
+    for name in sorted({"logprobs", "old_logprobs", *needs}):  # other policies: ratios from 0.6 to 1.6
         columns[name] = policy + numbers(name) - 0.5
     return columns

@@ -179,5 +179,5 @@ for components in (relax_environments(), relax_rewards(), relax_modalities()):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    ids = "single_turn nth-word last-word colour tone motion exact format image audio video"
+    ids = "single_turn reasoning-gym nth-word last-word colour tone motion exact number format image audio video"
     assert done.stdout.split() == ids.split()
