@@ -86,3 +86,15 @@ def test_killed_while_asynchronous(tmp_path: Path) -> None:
     assert accounted(found["groups"]) and found["groups"]["trained"] == LONG["steps"] * 4
     assert found["max_lag"] <= 2 and found["groups"]["evicted"] == 0
     assert [line["step"] for line in metrics(directory) if line["kind"] == "train"] == list(range(1, LONG["steps"] + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_killed_at_twenty_random_moments(tmp_path: Path, staleness: int) -> None:
+    run = LONG | {"steps": 600, "max_staleness": staleness}
+    directory = killed_until_done(run_file(tmp_path, **run), [], seed=2, kills=20)
+    found = summary(directory)
+    assert accounted(found["groups"]) and found["groups"]["trained"] == 2400 and found["max_lag"] <= staleness
+    if staleness == 0:
+        assert metrics(directory) == metrics(train(run_file(tmp_path / "reference", **run)))
