@@ -175,7 +175,6 @@ class Rollout:
             for play in plays:
                 play.cancel()
         group.trajectories = [trajectory for trajectory, _ in played]
-        self._count(group)
         try:
             await self._deliver(group)
         finally:
@@ -197,6 +196,7 @@ class Rollout:
         if not rows:
             await self.bus.evict(group.id)
             self.admission.end(group.id, Outcome.FAILED)
+            self._count(group)
             error = next((t.error for t in group.trajectories if t.error), None)
             reason = f"{error.where}: {error.type}: {error.text}" if error else "no play sampled a token"
             self.decided(group.id, reason)
@@ -204,9 +204,10 @@ class Rollout:
         self.player.adapter.media.retain(media_keys(rows))
         await self.bus.put(rows, self.holder, group.id)
         await self.bus.close_group(group.id, len(rows), self.holder)
+        self._count(group)  # now: a group that a checkpoint finds on the bus is not played again
 
     def _count(self, group: Group) -> None:
-        """What was played, whether trained later or not."""
+        """What was played, whether trained later or not. ``counts`` are part of a checkpoint."""
         for t in group.trajectories:
             self.counts["plays"] += 1
             self.counts["tokens"] += t.reply_tokens

@@ -179,6 +179,7 @@ class System:
                 "step": version,
                 "lineage": self.lineage,
                 "admission": self.admission.state(),
+                "played": dict(self.rollout.counts),
                 "totals": self.totals.state(),
                 "callbacks": {name: c.state_dict() for name, c in self.run.stack.callbacks.items()},
             }
@@ -193,6 +194,7 @@ class System:
         state = json.loads((folder / "state.json").read_text())
         self.trainer.load(folder / "trainer")
         self.admission.restore(state["admission"])
+        self.rollout.counts.update(state["played"])
         self.bus.restore(pickle.loads((folder / "bus.pkl").read_bytes()))
         self._refill_media()
         self.totals.restore(state["totals"])

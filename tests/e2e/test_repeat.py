@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from functools import partial
@@ -86,6 +87,28 @@ def test_killed_while_asynchronous(tmp_path: Path) -> None:
     assert accounted(found["groups"]) and found["groups"]["trained"] == LONG["steps"] * 4
     assert found["max_lag"] <= 2 and found["groups"]["evicted"] == 0
     assert [line["step"] for line in metrics(directory) if line["kind"] == "train"] == list(range(1, LONG["steps"] + 1))
+
+
+def test_killed_right_after_a_checkpoint_that_waited_for_an_evaluation(tmp_path: Path) -> None:
+    """The next step's groups were played meanwhile: they are on the bus, and counted, when the run goes on."""
+    run = SMALL | {"checkpoint": {"every": 4}}
+    reference = train(run_file(tmp_path / "reference", **run))
+    path = run_file(tmp_path, **run)
+
+    def work() -> None:
+        from relax_core.system import System
+
+        real = System.save
+
+        def lethal(self: System, version: int) -> None:
+            real(self, version)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        System.save = lethal  # type: ignore[method-assign]
+        train(path)
+
+    assert in_child(work) == -signal.SIGKILL
+    assert metrics(train(path)) == metrics(reference)
 
 
 @pytest.mark.slow
