@@ -95,8 +95,7 @@ def test_later_turns_append_observations_and_equal_the_template(tmp_path: Path) 
     assert say(chat, "red", "so") == ["green", "blue"]
     (sample,) = chat.samples
     rendered = (
-        "user red <|im_end|> again assistant green <|im_end|> "
-        "again user so <|im_end|> again assistant blue <|im_end|>"
+        "user red <|im_end|> again assistant green <|im_end|> again user so <|im_end|> again assistant blue <|im_end|>"
     )
     assert sample.ids == ids(adapter, rendered)
     sampled = [adapter.tokenizer.decode([t]) for t, m in zip(sample.ids, sample.mask, strict=True) if m]
