@@ -1,7 +1,7 @@
 """Python's cycle collector, run between steps instead of in the middle of them.
 
 A run keeps many small objects for a while (trajectories, rows kept for the next checkpoint). The automatic collector
-walks them again and again: a fifth to a third of a small run's CPU time.
+walks them again and again, which takes a large part of a small run's CPU time.
 """
 
 from __future__ import annotations
