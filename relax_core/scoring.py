@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relax_core.types import Group, Trajectory
 
@@ -65,25 +65,25 @@ class Scorer:
         """The value, or None where the reward abstained or failed; a failure is counted on the trajectory."""
         if value is None:
             return None
-        reason = problem_with(value)
-        if reason is None:
-            return float(value)  # type: ignore[arg-type]
+        found = number_or_problem(value)
+        if isinstance(found, float):
+            return found
         if name not in self.failures:
-            self.note(f"rewards.{name} failed and abstains: {reason}")
+            self.note(f"rewards.{name} failed and abstains: {found}")
         self.failures[name] += 1
-        self.last_failure[name] = reason
+        self.last_failure[name] = found
         trajectory.metrics[f"{name}/failures"] = 1.0
         return None
 
 
-def problem_with(value: object) -> str | None:
-    """Why a reward's value is none, or None for a finite number. Raises what ended the task itself (cancellation)."""
+def number_or_problem(value: Any) -> float | str:
+    """A reward's value as a finite number, or in words why it is none. Raises what ended the task (cancellation)."""
     if isinstance(value, Exception):
         return f"{type(value).__name__}: {value}"
     if isinstance(value, BaseException):
         raise value  # a cancelled task is no reward of 0
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
     except (TypeError, ValueError):
         return f"the value {value!r} is not a number"
-    return None if math.isfinite(number) else f"the value {number}"
+    return number if math.isfinite(number) else f"the value {number}"

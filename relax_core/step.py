@@ -192,6 +192,7 @@ def _add_totals(system: System, groups: StepGroups, result: StepResult, lags: Co
     counts = system.rollout.counts
     trained = [t.reply_tokens for g in groups.groups for t in g.trajectories if t.error is None]
     played = (counts["plays"], counts["tokens"])
+    system.totals.counts.failed_plays += counts["errors"]
     system.totals.add(lags, result.skipped, played, (len(trained), sum(trained)))
 
 

@@ -17,6 +17,8 @@ class Counts:
     max_lag: int = 0
     lag_tokens: dict[str, int] = field(default_factory=dict)
     skipped_updates: int = 0
+    failed_plays: int = 0
+    """Plays that ended by an error; they are among the played ones."""
     played: int = 0
     played_tokens: int = 0
     trained: int = 0
@@ -64,6 +66,7 @@ class Totals:
                 "played": counts.played_tokens / counts.played if counts.played else None,
             },
             "skipped_updates": counts.skipped_updates,
+            "failed_plays": counts.failed_plays,
             "bad_rows": self.bad_rows,
         }
 

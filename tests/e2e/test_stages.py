@@ -108,6 +108,7 @@ def test_plays_that_fail_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = run_file(tmp_path, plugins=["columns"], environments=[{"id": "unlucky"}], evaluation=[])
     directory = train(path, installed=plugin(tmp_path, monkeypatch, stage=True))
     failed = sum(line["plays/errors"] for line in metrics(directory))
+    assert summary(directory)["failed_plays"] == failed
     assert 10 < failed < 60 and summary(directory)["groups"]["trained"] == 24
 
 

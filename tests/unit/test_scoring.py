@@ -10,7 +10,7 @@ import pytest
 
 from relax_core.config.schema import RewardSection
 from relax_core.interfaces import Reward
-from relax_core.scoring import Scorer, problem_with
+from relax_core.scoring import Scorer, number_or_problem
 from relax_core.types import Group, PlayError, Task, Trajectory
 
 
@@ -64,7 +64,7 @@ def test_a_failure_abstains_is_counted_and_said_once(bad: Any, said: str) -> Non
 
 def test_a_cancelled_grader_is_a_cancellation() -> None:
     with pytest.raises(asyncio.CancelledError):
-        problem_with(asyncio.CancelledError())
+        number_or_problem(asyncio.CancelledError())
 
 
 def test_a_failed_play_has_no_rewards() -> None:
