@@ -82,7 +82,10 @@ class Providers:
 
     @spec
     def relax_stages(self) -> Mapping[str, Component]:
-        """Classes of ``Stage``, by the column that they make: built with the run's roles when an algorithm needs it."""
+        """Classes of ``Stage``; each ``Component`` says which columns it ``makes``.
+
+        One is built when the algorithm needs such a column, with its settings (if it has a Config) and a StageSetup.
+        """
         return {}
 
     @spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Protocol
 
 from relax_core.interfaces import Cut, Row
@@ -27,7 +27,7 @@ async def plan(
 
     With one update a cut is given as soon as it is full. With several all groups are awaited, split in order into
     ``updates / epochs`` mini-batches of equally many groups, and repeated for each epoch. The last cut of an update
-    has ``last`` set, and may be empty. A group is split only if it alone exceeds the budget, and a row never is.
+    has ``last`` set, and may be empty. A group is split only if it alone exceeds the budget, and a trajectory never is.
     """
     if updates == 1:
         packer, seen = _Packer(planner), 0
@@ -73,10 +73,11 @@ class _Packer:
         if cost <= budget:
             self._pending += rows
         else:
-            for row in rows:
-                if self._pending and self._cost([row]) > budget:
+            for _, trajectory in groupby(rows, key=lambda row: row.trajectory):
+                whole = list(trajectory)
+                if self._pending and self._cost(whole) > budget:
                     yield self.rest()
-                self._pending.append(row)
+                self._pending += whole
             cost = self._cost(())
         if more and cost >= budget:
             yield self.rest()

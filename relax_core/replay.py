@@ -23,10 +23,11 @@ from relax_core.hookspecs import GroupEvent
 from relax_core.interfaces import Cut, Row, Streaming
 from relax_core.journal import Journal, JournalEntry
 from relax_core.metrics import TIME
-from relax_core.run import Run, build_adapter, rebuild
+from relax_core.run import Run, build_adapter, build_algorithm, rebuild
 from relax_core.scoring import Scorer
 from relax_core.setup import TrainerSetup
 from relax_core.stages import scored_groups
+from relax_core.step import with_old_policy
 from relax_core.trajectories import TrajectoryFiles
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ class Replay:
         self.run, self.directory, self.note = run, directory, note
         config, stack = run.config, run.stack
         self.adapter, self.media = build_adapter(run)
-        setup = TrainerSetup(self.adapter, run)
+        self.algorithm: Algorithm = build_algorithm(run)
+        setup = TrainerSetup(self.adapter, run, self.algorithm.outputs)
         self.trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
-        self.algorithm: Algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
         self.scorer = Scorer.of(run)
         self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep, readonly=True)
         self.journal = Journal(directory / "journal", config.journal.keep_steps)
@@ -173,8 +174,7 @@ class Replay:
         credited = [_with(row, credit[row.id]) for row in rows]
         if self.run.config.old == "engine" or not any("old_logprobs" in row.columns for row in rows):
             return credited
-        old = await self.trainer.forward(credited, frozenset({"logprobs"}))
-        return [_with(row, {"old_logprobs": columns["logprobs"]}) for row, columns in zip(credited, old, strict=True)]
+        return await with_old_policy(self.trainer, self.algorithm, credited)
 
     def _media_of(self, entry: JournalEntry) -> _Held:
         return _Held(self, entry)

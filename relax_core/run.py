@@ -11,7 +11,7 @@ from relax_core.types import MEDIA_KINDS, MediaKind
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Modality, ModelAdapter
+    from relax_core.interfaces import Algorithm, Modality, ModelAdapter
     from relax_core.media import MediaStore
     from relax_core.plugins import Stack
 
@@ -34,6 +34,12 @@ def rebuild(resolved: Mapping[str, Any]) -> Run:
 
     config, stack = resolve(dict(resolved))
     return Run(config, config.runs / config.name, stack)
+
+
+def build_algorithm(run: Run) -> Algorithm:
+    """The run's algorithm: it holds settings alone, so everyone who asks something of it may have one."""
+    algorithm: Algorithm = run.stack.build("algorithms", run.config.algorithm, where="algorithm")
+    return algorithm
 
 
 def build_modalities(run: Run) -> dict[MediaKind, Modality]:

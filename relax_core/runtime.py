@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from relax_core.bus import Bus
 from relax_core.config.schema import ComponentSection
 from relax_core.interfaces import Configurable
-from relax_core.run import Run, build_adapter
+from relax_core.run import Run, build_adapter, build_algorithm
 from relax_core.runtime_config import LocalConfig
 from relax_core.setup import EngineSetup, TrainerSetup
 
@@ -65,7 +65,8 @@ class LocalRuntime(Runtime):
         in_process = self.config.overlap == "turns"
         default = ComponentSection(id="copy" if in_process else "shared")
         self._transport = stack.build("transports", config.transport or default, where="transport")
-        trainer = stack.build("trainers", config.trainer, TrainerSetup(adapter, run), where="trainer")
+        setup = TrainerSetup(adapter, run, build_algorithm(run).outputs)
+        trainer = stack.build("trainers", config.trainer, setup, where="trainer")
         engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media)
         self._engine = engine
         await engine.start()

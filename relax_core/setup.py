@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from relax_core.interfaces import ModelAdapter
     from relax_core.run import Run
+    from relax_core.runtime import Roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,17 @@ class EngineSetup:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:
-    """For a trainer: the run, for its settings and hooks, and the model adapter."""
+    """For a trainer: the run, for its settings and hooks, the model adapter, and what the algorithm asks it for."""
 
     adapter: ModelAdapter
     run: Run
+    outputs: frozenset[str] = frozenset({"logprobs"})
+
+
+@dataclass(frozen=True, slots=True)
+class StageSetup:
+    """For a stage: the run, its roles, and the columns that it is to make of those that it can."""
+
+    run: Run
+    roles: Roles
+    columns: frozenset[str]

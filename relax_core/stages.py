@@ -80,7 +80,7 @@ class Advantages(Stage):
 
     def __init__(self, algorithm: Algorithm, from_trainer: frozenset[str], groups_per_step: int, order: str) -> None:
         self.algorithm = algorithm
-        self.needs = frozenset({"reward", "mask", "group", "trajectory"}) | (algorithm.needs - from_trainer)
+        self.needs = frozenset({"reward", "mask", "logprobs", "group", "trajectory"}) | (algorithm.needs - from_trainer)
         if algorithm.streaming is Streaming.BATCH:  # statistics of the step's batch: exactly its groups, together
             self.count, self.exact = groups_per_step, True
             self.order = "started" if order == "started" else "finished"

@@ -18,6 +18,7 @@ from relax_core.stages import scored_groups
 
 if TYPE_CHECKING:
     from relax_core.bus import Claim
+    from relax_core.interfaces import Algorithm, Columns, Trainer
     from relax_core.system import System
     from relax_core.types import Group
 
@@ -36,7 +37,7 @@ class StepGroups:
 
     def __init__(self, system: System, step: int) -> None:
         self.system, self.step = system, step
-        self.needs = NEEDS | (system.algorithm.needs - TRAINER_COLUMNS)
+        self.needs = NEEDS | system.algorithm.makes | (system.algorithm.needs - TRAINER_COLUMNS)
         self.claims: list[Claim] = []
         self.rows: list[Row] = []
         self.groups: list[Group] = []
@@ -64,9 +65,8 @@ class StepGroups:
         """Log-probs of every row under the policy at the start of the step, before its first update."""
         taken = [list(rows) async for rows in self._taken()]
         flat = [row for rows in taken for row in rows]
-        found = await self.system.trainer.forward(flat, frozenset({"logprobs"}))
-        old = {row.id: columns["logprobs"] for row, columns in zip(flat, found, strict=True)}
-        return [[_with(row, {"old_logprobs": old[row.id]}) for row in rows] for rows in taken]
+        whole = iter(await with_old_policy(self.system.trainer, self.system.algorithm, flat))
+        return [[next(whole) for _ in rows] for rows in taken]
 
     async def _taken(self) -> AsyncIterator[Sequence[Row]]:
         config, bus = self.system.run.config, self.system.bus
@@ -117,7 +117,15 @@ class StepGroups:
         return JournalEntry(self.step, self.groups, self.rows, cuts, result.updates, result.metrics, result.skipped)
 
 
-def _with(row: Row, columns: dict[str, Any]) -> Row:
+async def with_old_policy(trainer: Trainer, algorithm: Algorithm, rows: Sequence[Row]) -> list[Row]:
+    """All rows of a step with ``old_logprobs``, and with what the algorithm prepares from these."""
+    found = await trainer.forward(rows, frozenset({"logprobs"}))
+    whole = [_with(row, {"old_logprobs": c["logprobs"]}) for row, c in zip(rows, found, strict=True)]
+    prepared = algorithm.prepare(whole)
+    return [_with(row, prepared.get(row.id, {})) for row in whole]
+
+
+def _with(row: Row, columns: Columns) -> Row:
     return replace(row, columns={**row.columns, **columns})
 
 

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Admission
 from relax_core.collector import Collector
-from relax_core.config.schema import ComponentSection
+from relax_core.config.columns import planned_stages
 from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
 from relax_core.interfaces import TRAINER_COLUMNS
 from relax_core.rollout import Player, Rollout, media_keys
+from relax_core.run import build_algorithm
 from relax_core.scoring import Scorer
+from relax_core.setup import StageSetup
 from relax_core.stages import Advantages, Score, serve
 from relax_core.storage import Storage
 from relax_core.tasks import TaskStream
@@ -40,11 +42,12 @@ class System:
     """Built by ``assembled``. What the loop in train.py calls, and the state that a checkpoint holds."""
 
     def __init__(self, run: Run, roles: Roles, screen: Screen, readonly: bool = False) -> None:
-        config, stack = run.config, run.stack
+        config = run.config
         self.run, self.roles, self.screen = run, roles, screen
         self.engine, self.trainer, self.bus = roles.engine, roles.trainer, roles.bus
         self.totals = Totals()
-        self.algorithm: Algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
+        self.algorithm: Algorithm = build_algorithm(run)
+        self.annotators = self._annotators()
         environments = self._environments()
         self.tasks = TaskStream(
             {section.label: (environments[section.label], section.weight) for section in config.environments},
@@ -105,13 +108,17 @@ class System:
         yield from ((f"score-{i}", score) for i in range(SCORE_WORKERS))
         config = self.run.config
         yield "advantages", Advantages(self.algorithm, TRAINER_COLUMNS, config.groups_per_step, config.order)
-        yield from ((stage.name, stage) for stage in self._annotators())
+        yield from self.annotators.items()
 
-    def _annotators(self) -> list[Stage]:
-        """A stage for each column that the algorithm needs beyond what was sampled, such as reference log-probs."""
-        needs = sorted(self.algorithm.needs - TRAINER_COLUMNS)
-        sections = [ComponentSection(id=column) for column in needs]
-        return [self.run.stack.build("stages", section, self.roles, where="algorithm") for section in sections]
+    def _annotators(self) -> dict[str, Stage]:
+        """By id, the stages that make what the algorithm needs beyond what was sampled, such as reference log-probs."""
+        plans, _ = planned_stages(self.run.config, self.run.stack, self.algorithm)
+        return {
+            plan.section.id: self.run.stack.build(
+                "stages", plan.section, StageSetup(self.run, self.roles, plan.columns), where=plan.where
+            )
+            for plan in plans
+        }
 
     def give_back(self, rows: Mapping[str, Columns]) -> None:
         """Rows that are gone need their media no more."""
@@ -124,6 +131,8 @@ class System:
         start = time.perf_counter()
         update = self.roles.transport.publish(Version(self.lineage, number), self.trainer.weights())
         await self.engine.load_weights(update, self.run.config.interrupt)
+        for stage in self.annotators.values():
+            await stage.load_weights(update)
         seconds = time.perf_counter() - start
         self.published = (seconds, update.manifest.nbytes)
         event = WeightsPublished(update.manifest.version, seconds, update.manifest.nbytes)
@@ -174,6 +183,8 @@ class System:
         self.storage.sync()
         with self.storage.checkpoints.write(version) as folder:
             self.trainer.save(folder / "trainer")
+            for id, stage in self.annotators.items():
+                stage.save(folder / "stages" / id)
             (folder / "bus.pkl").write_bytes(pickle.dumps(self.bus.snapshot(), protocol=pickle.HIGHEST_PROTOCOL))
             state = {
                 "step": version,
@@ -193,6 +204,8 @@ class System:
         """Continue from a checkpoint under a new lineage; files are cut back to its step."""
         state = json.loads((folder / "state.json").read_text())
         self.trainer.load(folder / "trainer")
+        for id, stage in self.annotators.items():
+            stage.load(folder / "stages" / id)
         self.admission.restore(state["admission"])
         self.rollout.counts.update(state["played"])
         self.bus.restore(pickle.loads((folder / "bus.pkl").read_bytes()))

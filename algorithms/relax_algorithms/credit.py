@@ -9,7 +9,7 @@ A row is *trained* when its trajectory has a finite reward and at least one of i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from relax_core.interfaces import Columns, Member, ScoredGroup
+
+    Values = NDArray[np.float64]
+    """A number for each token of a row, float64 (T,)."""
 
 Scale = Literal["std", "none"]
 Aggregation = Literal["token-mean", "sequence-mean", "sequence-sum", "constant", "prompt-mean"]
@@ -131,27 +134,94 @@ def trained_tokens(member: Member) -> list[int]:
     return [int(row.columns["mask"].sum()) if is_valid(member.reward) else 0 for row in member.rows]
 
 
+# --- per token --------------------------------------------------------------------------------------------------------
+
+
+def spread(groups: Sequence[ScoredGroup], values: Sequence[Sequence[float] | Values]) -> dict[str, Values]:
+    """By row id: ``values[g][m]`` at every sampled token of member ``m`` of group ``g``, 0 at others; float64 (T,)."""
+    import numpy as np
+
+    return {
+        row.id: np.where(row.columns["mask"], np.float64(value), 0.0)
+        for group, numbers in zip(groups, values, strict=True)
+        for member, value in zip(group.members, numbers, strict=True)
+        for row in member.rows
+    }
+
+
+def sampled(member: Member, column: str) -> Values:
+    """A column at the sampled tokens of all rows of a trajectory, in order, float64."""
+    import numpy as np
+
+    parts = [np.asarray(row.columns[column], np.float64)[row.columns["mask"] > 0] for row in member.rows]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def placed(member: Member, values: Values) -> dict[str, Values]:
+    """By row id: numbers of the trajectory's sampled tokens, in order, where these stand; 0 at others."""
+    import numpy as np
+
+    found: dict[str, Values] = {}
+    start = 0
+    for row in member.rows:
+        places = np.flatnonzero(row.columns["mask"])
+        found[row.id] = np.zeros(len(row.columns["mask"]))
+        found[row.id][places] = values[start : start + len(places)]
+        start += len(places)
+    if start != len(values):
+        raise ValueError(f"{len(values)} numbers for {start} sampled tokens: give one for each")
+    return found
+
+
+def kl_of(member: Member) -> float:
+    """Sum over a trajectory's sampled tokens of k1 = log mu - log ref: mu is the policy that sampled them."""
+    return float((sampled(member, "logprobs") - sampled(member, "ref_logprobs")).sum())
+
+
+def whitened(groups: Sequence[ScoredGroup], values: Mapping[str, Values]) -> dict[str, Values]:
+    """Values with mean 0 and standard deviation 1 over the trained tokens of all groups: of the whole step.
+
+    In two passes, sample deviation + 1e-6; exactly 0 where all are equal, and for a single token. Others get 0.
+    """
+    import numpy as np
+
+    trained = {
+        row.id: (row.columns["mask"] > 0) & is_valid(member.reward)
+        for group in groups
+        for member in group.members
+        for row in member.rows
+    }
+    every = np.concatenate([values[id][mask] for id, mask in trained.items()] or [np.zeros(0)])
+    if len(every) < 2 or every.max() == every.min():
+        return {id: np.zeros(len(mask)) for id, mask in trained.items()}
+    mean = every.mean()
+    deviation = math.sqrt(((every - mean) ** 2).sum() / (len(every) - 1)) + EPSILON
+    return {id: np.where(mask, (values[id] - mean) / deviation, 0.0) for id, mask in trained.items()}
+
+
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
 def columns(
-    groups: Sequence[ScoredGroup], advantages: Sequence[Sequence[float] | NDArray[np.float64]], shares: dict[str, Share]
+    groups: Sequence[ScoredGroup],
+    advantages: Mapping[str, Values],
+    shares: Mapping[str, Share],
+    **extra: Mapping[str, Values],
 ) -> dict[str, Columns]:
     """By row id what ``Algorithm.advantages`` returns: ``advantages`` float32 (T,), ``weight``, ``units``.
 
-    ``advantages[g][m]`` belongs to every trained token of member ``m`` of group ``g``; others get 0.
+    ``advantages`` and ``extra`` are by row id; rows without a share, and tokens that were not sampled, get 0.
     """
     import numpy as np
 
     made: dict[str, Columns] = {}
-    for group, values in zip(groups, advantages, strict=True):
-        for member, advantage in zip(group.members, values, strict=True):
-            for row in member.rows:
-                share = shares[row.id]
-                credited = advantage if share.weight else 0.0
-                made[row.id] = {
-                    "advantages": np.where(row.columns["mask"], credited, 0.0).astype(np.float32),
-                    "weight": share.weight,
-                    "units": share.units,
-                }
+    for row in (row for group in groups for member in group.members for row in member.rows):
+        share = shares[row.id]
+        trained = (row.columns["mask"] > 0) & (share.weight != 0)
+        per_token = {"advantages": advantages, **extra}
+        made[row.id] = {
+            **{name: np.where(trained, by_row[row.id], 0.0).astype(np.float32) for name, by_row in per_token.items()},
+            "weight": share.weight,
+            "units": share.units,
+        }
     return made

@@ -43,6 +43,21 @@ def masked_sum(values_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     return masked(values_BT.detach().float(), mask_BT).sum(), mask_BT.sum().float()
 
 
+def sequence_sum(values_BT: Tensor, mask_BT: Tensor, sequence_B: Tensor) -> Tensor:
+    """The sum over the masked tokens of each row's trajectory (B,): rows of one trajectory get the same.
+
+    ``sequence_B``: which trajectory a row is of (see ``Batch``).
+    """
+    rows_B = masked(values_BT, mask_BT).sum(-1)
+    return torch.zeros_like(rows_B).index_add(0, sequence_B, rows_B)[sequence_B]
+
+
+def sequence_mean(values_BT: Tensor, mask_BT: Tensor, sequence_B: Tensor) -> Tensor:
+    """The mean over the masked tokens of each row's trajectory (B,); 0 for one without any."""
+    count_B = sequence_sum(mask_BT.to(values_BT.dtype), mask_BT, sequence_B)
+    return sequence_sum(values_BT, mask_BT, sequence_B) / count_B.clamp(min=1)
+
+
 # --- ratios and clipping ----------------------------------------------------------------------------------------------
 
 
@@ -69,6 +84,15 @@ def clipped_surrogate(
     if dual is None:
         return loss_BT
     return torch.where(advantages_BT < 0, torch.minimum(loss_BT, -dual * advantages_BT), loss_BT)
+
+
+def is_clipped(ratio_BT: Tensor, advantages_BT: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:
+    """Where ``clipped_surrogate`` has no gradient although the advantage is not 0 (B, T), bool."""
+    falls_BT = (advantages_BT < 0) & (ratio_BT < 1 - low)
+    rises_BT = (advantages_BT > 0) & (ratio_BT > 1 + high)
+    if dual is None:
+        return falls_BT | rises_BT
+    return falls_BT | rises_BT | ((advantages_BT < 0) & (ratio_BT > dual))
 
 
 def entropy_bonus(entropy_BT: Tensor, coefficient: float, mask_BT: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from typing import Any
 
 from relax_core.config import overrides as override
 from relax_core.config import yaml
+from relax_core.config.columns import planned_stages
 from relax_core.config.rules import broken_rules
 from relax_core.config.schema import ComponentSection, EnvironmentSection, RewardSection, RunConfig
 from relax_core.config.validation import validate
-from relax_core.errors import ConfigError, PluginError, RelaxError, nearest
+from relax_core.errors import ConfigError, PluginError, RelaxError
 from relax_core.hook_manager import describe, hook_problems
-from relax_core.interfaces import TRAINER_COLUMNS, Algorithm
 from relax_core.plugins import Stack, activate
 
 
@@ -44,6 +44,7 @@ SLOTS = (
     Slot("trainer", "trainers"),
     Slot("transport", "transports"),
     Slot("runtime", "runtimes"),
+    Slot("stages", "stages", many=True),
     Slot("callbacks", "callbacks", many=True),
 )
 
@@ -140,7 +141,7 @@ def component_problems(run: RunConfig, stack: Stack, *, heavy: bool = False) -> 
         if kind == "callbacks":
             yield from (f"{where}: {section.id}: {problem}" for problem in hook_problems(cls))
         if kind == "algorithms":
-            yield from (f"{where}: {line}" for line in _unmade_columns(cls, section.id, stack))
+            yield from planned_stages(run, stack, stack.build(kind, section, where=where))[1]
         if not hasattr(cls, "check"):
             continue
         try:
@@ -150,13 +151,6 @@ def component_problems(run: RunConfig, stack: Stack, *, heavy: bool = False) -> 
         except Exception as error:
             provider = stack.provided(kind, section.id).who
             raise PluginError(f"{where}: check of {section.id!r} ({provider}) failed: {describe(error)}") from error
-
-
-def _unmade_columns(algorithm: type[Algorithm], id: str, stack: Stack) -> Iterator[str]:
-    """Columns that an algorithm needs and that no active stage makes: the run would wait for them for ever."""
-    made = {*TRAINER_COLUMNS, *stack.components("stages")}
-    for column in sorted(algorithm.needs - made):
-        yield f"{id} needs the column {column!r}, which no stage makes{nearest(column, made) or ''}: list its plugin"
 
 
 def version_problems(pinned: Mapping[str, str], stack: Stack) -> Iterator[str]:

@@ -163,6 +163,9 @@ class RunConfig(Section):
     transport: ComponentSection | None = None
     """How weights travel; default: what the runtime chooses."""
     runtime: ComponentSection = ComponentSection(id="local")
+    stages: tuple[ComponentSection, ...] = ()
+    """Settings of the stages that make what the algorithm needs (a reference, a teacher, ...); one that is needed and
+    not listed runs with its defaults."""
     callbacks: tuple[ComponentSection, ...] = ()
     """In the order in which their hooks run."""
     evaluation: tuple[EvaluationSection, ...] = ()

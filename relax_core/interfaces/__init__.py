@@ -4,7 +4,7 @@ A component is a class with a nested ``Config`` (or one given from a light modul
 it from its section of the run file.
 """
 
-from relax_core.interfaces.algorithm import Algorithm, Batch, Loss, Member, Outputs, Row, ScoredGroup, Streaming
+from relax_core.interfaces.algorithm import About, Algorithm, Batch, Loss, Member, Outputs, Row, ScoredGroup, Streaming
 from relax_core.interfaces.authoring import Environment, Modality, Reward
 from relax_core.interfaces.component import Columns, Component, ComponentConfig, Configurable, Interrupt
 from relax_core.interfaces.engine import Completion, Engine, Request
@@ -14,6 +14,7 @@ from relax_core.interfaces.trainer import TRAINER_COLUMNS, Cut, StepResult, Trai
 
 __all__ = [
     "TRAINER_COLUMNS",
+    "About",
     "Algorithm",
     "Batch",
     "Columns",

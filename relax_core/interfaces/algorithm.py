@@ -1,4 +1,7 @@
-"""How rewards become advantages, and these a loss. Shape legend: B rows, T tokens of a window."""
+"""How rewards become advantages, and these a loss.
+
+Shape legend: B rows, T tokens of a window, K candidates of a token, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from relax_core.interfaces.component import Columns, Configurable
 from relax_core.types import Task
@@ -22,6 +25,11 @@ class Row:
     id: str
     group: str
     columns: Columns
+
+    @property
+    def trajectory(self) -> str:
+        """Equal for the rows of one trajectory: a row's id is ``<group>/<member>/<sample>``."""
+        return f"{self.group}/{self.id.removeprefix(self.group).lstrip('/').partition('/')[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,10 @@ class Streaming(StrEnum):
 class Batch:
     """A micro-batch as a loss sees it: each row's window from its first sampled token, left-aligned, width T.
 
-    ``mask_BT`` (bool) marks trained tokens. ``columns`` holds every other per-token column a stage made, by name
-    (``ref_logprobs``, ``values``, ...), as float (B, T). Values under mask 0 mean nothing and may be NaN.
+    It holds whole trajectories, so that a loss may compute what belongs to all rows of one. ``mask_BT`` (bool) marks
+    trained tokens. ``columns`` holds every other per-token column that was made, by name (``ref_logprobs``, ...), as
+    (B, T), and columns with a line of K numbers for each sampled token as (B, T, K). Values under mask 0 mean nothing
+    and may be NaN.
     """
 
     step: int
@@ -73,6 +83,8 @@ class Batch:
     """Multiplies a row's token losses under the chosen aggregation."""
     units_B: torch.Tensor
     """What the row adds to the aggregation's global count."""
+    sequence_B: torch.Tensor
+    """int64: which trajectory of the batch each row is of, counted from 0."""
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -83,34 +95,71 @@ class Outputs:
     logprobs_BT: torch.Tensor
     entropy_BT: torch.Tensor | None = None
     values_BT: torch.Tensor | None = None
+    """Of the critic: the value of the state before each token."""
+    topk_logprobs_BTK: torch.Tensor | None = None
+    """Of the token ids in the batch's column ``topk_ids``."""
+    full_logprobs_BTV: torch.Tensor | None = None
+    """Of every token of the vocabulary; that of a banned one is about -1e30."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """``total``: the weighted sum over the batch's tokens; the trainer divides by the update's global unit count.
 
-    ``metrics``: name -> (sum, count) as detached scalars, averaged over the step.
+    ``metrics``: name -> (sum, count) as detached scalars, averaged over the step. ``clipped_BT`` (bool): the tokens
+    that clipping or rejection took the policy's gradient from; their share is logged, by modality too.
     """
 
     total: torch.Tensor
     metrics: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    clipped_BT: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the page of algorithms says of one."""
+
+    formula: str
+    """The advantage and the loss, as plain text."""
+    papers: tuple[str, ...]
+    """arXiv ids, or a DOI."""
+    use: str
+    """When to take it."""
+    defaults: str
+    """Its defaults and why they are what they are."""
 
 
 class Algorithm(Configurable, ABC):
     """How rewards become advantages and these a loss. It owns no loop and knows no trainer."""
 
+    about: ClassVar[About | None] = None
     needs: frozenset[str] = frozenset()
-    """Columns it needs beyond the sampled ones and the reward: old_logprobs, ref_logprobs, values ..."""
+    """Columns it needs beyond the sampled ones and the reward: old_logprobs, ref_logprobs, values ...
+
+    May be set on the instance: settings decide. So may ``outputs``, ``makes`` and ``streaming``.
+    """
     outputs: frozenset[str] = frozenset({"logprobs"})
-    """What the trainer must compute per token: logprobs, entropy, values ..."""
+    """What the trainer must compute per token: logprobs, entropy, values, topk_logprobs, full_logprobs."""
+    makes: frozenset[str] = frozenset()
+    """Per-token columns that ``advantages`` makes besides advantages, weight and units; the loss finds them in
+    ``Batch.columns``."""
     streaming: Streaming = Streaming.SCALE
 
     @abstractmethod
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
         """By row id: ``advantages`` (float32 (T,), 0 where mask is 0), ``weight`` and ``units`` (floats).
 
-        Rows of members whose reward is None get weight and units 0 and advantages 0: they are not trained.
+        And the columns of ``makes``. Rows of members whose reward is None get weight and units 0 and advantages 0: they
+        are not trained.
         """
+
+    def prepare(self, rows: Sequence[Row]) -> Mapping[str, Columns]:
+        """Further per-token columns by row id, from all rows of the step and their ``old_logprobs``.
+
+        Called once a step before its first update, if old log-probs were recomputed (name them in ``needs``). For what
+        belongs to the whole step and no micro-batch can decide.
+        """
+        return {}
 
     def group_metrics(self, groups: Sequence[ScoredGroup]) -> Mapping[str, tuple[float, float]]:
         """What to report about scored groups: name -> (sum, count), averaged over the step."""

@@ -38,6 +38,8 @@ class Component:
     target: str
     config: type[ComponentConfig] | None = None
     summary: str = ""
+    makes: frozenset[str] = frozenset()
+    """Of a stage: the columns that it can make. It is built when the algorithm needs one of them."""
 
 
 class Configurable:

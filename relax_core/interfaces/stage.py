@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from relax_core.interfaces.component import Columns
 
 if TYPE_CHECKING:
     from relax_core.bus import Claim
+    from relax_core.weights import WeightUpdate
 
 
 class Stage(ABC):
@@ -28,3 +30,12 @@ class Stage(ABC):
     @abstractmethod
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
         """New columns by row id."""
+
+    async def load_weights(self, update: WeightUpdate) -> None:
+        """The trainer's weights of a new version; called for every one, the first included."""
+
+    def save(self, folder: Path) -> None:
+        """Write into a folder of a checkpoint (made if needed) what cannot be built anew."""
+
+    def load(self, folder: Path) -> None:
+        """Take back what ``save`` wrote; the folder may be missing."""

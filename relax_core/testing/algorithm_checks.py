@@ -216,6 +216,8 @@ def make_batch(
     """A micro-batch of credited rows (see ``example_rows``), on the CPU in float32."""
     import torch
 
+    from relax_core.torch.batch import numbered
+
     windows = [_window(row, row.columns["mask"]) for row in rows]
     mask_BT = torch.zeros(len(rows), max(map(len, windows)) + padding, dtype=torch.bool)
     for i, window in enumerate(windows):
@@ -231,6 +233,7 @@ def make_batch(
         advantages_BT=_padded(rows, "advantages", mask_BT, garbage),
         weight_B=torch.tensor([row.columns["weight"] for row in rows]),
         units_B=torch.tensor([row.columns["units"] for row in rows]),
+        sequence_B=torch.tensor(numbered([row.trajectory for row in rows])),
         columns={name: _padded(rows, name, mask_BT, garbage) for name in others},
     )
 

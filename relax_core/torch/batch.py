@@ -46,8 +46,15 @@ def make_batch(step: int, rows: Sequence[Row], pieces: Sequence[Piece], device: 
         advantages_BT=window("advantages"),
         weight_B=numbers("weight"),
         units_B=numbers("units"),
+        sequence_B=torch.tensor(numbered([row.trajectory for row in rows]), device=device),
         columns={name: window(name) for name in _others(rows)},
     )
+
+
+def numbered(names: Sequence[str]) -> list[int]:
+    """Each name's number, counted from 0 in the order in which they first come."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 def _others(rows: Sequence[Row]) -> list[str]:

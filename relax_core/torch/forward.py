@@ -1,6 +1,6 @@
-"""Log-probs, and where asked entropies, of the sampled tokens of a micro-batch, with gradient or without.
+"""Log-probs and what else is asked for of the sampled tokens of a micro-batch, with gradient or without.
 
-Legend: B rows, T window width, N computed tokens, M sampled tokens, H hidden size, V vocabulary.
+Legend: B rows, T window width, N computed tokens, M sampled tokens, H hidden size, K given ids, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from relax_core.errors import ConfigError
-from relax_core.interfaces import ModelAdapter
+from relax_core.interfaces import ModelAdapter, Outputs
 from relax_core.torch.attention import DeviceLanes, LaneAttention, supports_lanes
 from relax_core.torch.layout import Kind, Layout, Piece, lay_out
 from relax_core.torch.sampling import BANNED
@@ -25,12 +25,29 @@ _CHUNK = {"cpu": 1 << 23}
 
 
 @dataclass(frozen=True, slots=True)
+class States:
+    """Of each sampled token of a micro-batch: the final hidden state that predicts it, and its place on the grid."""
+
+    hidden_MH: Tensor
+    target_M: Tensor
+    """int64: the sampled tokens."""
+    cell_M: Tensor
+    """int64: where they are on the window grid (B, T), flattened."""
+    layout: Layout
+
+    def on_grid(self, values_M: Tensor) -> Tensor:
+        """Values of the sampled tokens (M, ...) on the window grid (B, T, ...), 0 elsewhere."""
+        rows, width = self.layout.grid
+        flat = values_M.new_zeros(rows * width, *values_M.shape[1:])
+        return flat.index_copy(0, self.cell_M, values_M).view(rows, width, *values_M.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
 class Computed:
     """On the window grid of the rows, 0 where no token was sampled; float32, and ``mask_BT`` bool."""
 
     mask_BT: Tensor
-    logprobs_BT: Tensor
-    entropy_BT: Tensor | None
+    outputs: Outputs
     layout: Layout
 
 
@@ -45,19 +62,33 @@ class Forward:
         self._banned = torch.tensor(adapter.banned_token_ids, dtype=torch.long, device=self.device)
 
     @contextmanager
-    def run(self, pieces: Sequence[Piece], entropy: bool) -> Iterator[Computed]:
-        """The outputs of a micro-batch, with gradient where those are on. A backward pass belongs inside the block."""
+    def run(
+        self, pieces: Sequence[Piece], outputs: frozenset[str], topk_ids_MK: Tensor | None = None
+    ) -> Iterator[Computed]:
+        """The outputs of a micro-batch, with gradient where those are on. A backward pass belongs inside the block.
+
+        ``topk_ids_MK``: for the output ``topk_logprobs``, int64, the ids of each sampled token, rows in order.
+        """
+        with self.states(pieces) as states:
+            ids_MK = topk_ids_MK if "topk_logprobs" in outputs else None
+            found = self._statistics(states.hidden_MH, states.target_M, outputs, ids_MK)
+            mask_BT = torch.zeros(states.layout.grid, dtype=torch.bool, device=self.device)
+            mask_BT.view(-1)[states.cell_M] = True
+            grids = [None if values_M is None else states.on_grid(values_M) for values_M in found]
+            assert grids[0] is not None
+            made = Outputs(grids[0], entropy_BT=grids[1], topk_logprobs_BTK=grids[2], full_logprobs_BTV=grids[3])
+            yield Computed(mask_BT, made, states.layout)
+
+    @contextmanager
+    def states(self, pieces: Sequence[Piece]) -> Iterator[States]:
+        """Hidden states of a micro-batch, with gradient where that is on. A backward pass belongs inside the block."""
         layout = lay_out(pieces, self.kind)
         try:
             hidden_NH = self._hidden(layout)
             source_M, cell_M, target_M = (
                 torch.from_numpy(x).to(self.device) for x in (layout.source_M, layout.cell_M, layout.target_M)
             )
-            logprobs_M, entropy_M = self._statistics(hidden_NH.index_select(0, source_M), target_M, entropy)
-            mask_BT = torch.zeros(layout.grid, dtype=torch.bool, device=self.device)
-            mask_BT.view(-1)[cell_M] = True
-            entropy_BT = None if entropy_M is None else _on_grid(entropy_M, cell_M, layout.grid)
-            yield Computed(mask_BT, _on_grid(logprobs_M, cell_M, layout.grid), entropy_BT, layout)
+            yield States(hidden_NH.index_select(0, source_M), target_M, cell_M, layout)
         finally:
             if self._attention is not None:
                 self._attention.lanes = None
@@ -79,30 +110,41 @@ class Forward:
             )
         return hidden.flatten(0, 1)
 
-    def _statistics(self, hidden_MH: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def _statistics(
+        self, hidden_MH: Tensor, target_M: Tensor, outputs: frozenset[str], ids_MK: Tensor | None
+    ) -> list[Tensor | None]:
+        """log-probs (M,), entropy (M,), log-probs at ids (M, K), full log-probs (M, V): the asked ones, else None."""
         size = max(1, _CHUNK.get(self.device.type, 1 << 27) // self.adapter.vocab_size)
         if len(target_M) <= size:
-            return self._chunk(hidden_MH, target_M, entropy)
-        logprobs, entropies = [], []
-        for chunk_MH, chunk_M in zip(torch.split(hidden_MH, size), torch.split(target_M, size), strict=True):
-            made = checkpoint(self._chunk, chunk_MH, chunk_M, entropy, use_reentrant=False, preserve_rng_state=False)
-            logprobs.append(made[0])
-            entropies.append(made[1])
-        return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+            return list(self._chunk(hidden_MH, target_M, outputs, ids_MK))
+        chunks = zip(
+            torch.split(hidden_MH, size),
+            torch.split(target_M, size),
+            [None] * len(target_M) if ids_MK is None else torch.split(ids_MK, size),
+            strict=False,
+        )
+        made = [
+            checkpoint(self._chunk, hidden, target, outputs, ids, use_reentrant=False, preserve_rng_state=False)
+            for hidden, target, ids in chunks
+        ]
+        return [None if parts[0] is None else torch.cat(parts) for parts in zip(*made, strict=True)]
 
-    def _chunk(self, hidden_MH: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def _chunk(
+        self, hidden_MH: Tensor, target_M: Tensor, outputs: frozenset[str], ids_MK: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Of the tempered distribution without banned tokens: the one that the engine samples from."""
         logits_MV = self.adapter.head(self.model, hidden_MH).float()
         if self.temperature != 1:
             logits_MV = logits_MV / self.temperature
         if len(self._banned):
             logits_MV = logits_MV.index_fill(-1, self._banned, BANNED)
-        if not entropy:
-            return -cross_entropy(logits_MV, target_M, reduction="none"), None
+        entropy, full = "entropy" in outputs, "full_logprobs" in outputs
+        if not entropy and not full and ids_MK is None:
+            return -cross_entropy(logits_MV, target_M, reduction="none"), None, None, None
         all_MV = logits_MV.log_softmax(-1)
-        return all_MV.gather(-1, target_M[:, None])[:, 0], -(all_MV.exp() * all_MV).sum(-1)
-
-
-def _on_grid(values_M: Tensor, cell_M: Tensor, grid: tuple[int, int]) -> Tensor:
-    flat = values_M.new_zeros(grid[0] * grid[1])
-    return flat.index_copy(0, cell_M, values_M).view(grid)
+        return (
+            all_MV.gather(-1, target_M[:, None])[:, 0],
+            -(all_MV.exp() * all_MV).sum(-1) if entropy else None,
+            None if ids_MK is None else all_MV.gather(-1, ids_MK),
+            all_MV if full else None,
+        )

@@ -85,8 +85,8 @@ class TorchTrainer(Trainer):
             sampled, pieces = self._computed(part)
             if not sampled:
                 continue
-            with torch.no_grad(), self.compute.run(pieces, "entropy" in outputs) as made:
-                grids = {"logprobs": made.logprobs_BT, "entropy": made.entropy_BT}
+            with torch.no_grad(), self.compute.run(pieces, outputs) as made:
+                grids = {"logprobs": made.outputs.logprobs_BT, "entropy": made.outputs.entropy_BT}
                 for name in sorted(outputs):
                     grid_BT = grids[name]
                     assert grid_BT is not None
@@ -126,9 +126,8 @@ class TorchTrainer(Trainer):
         stack, algorithm = self.run.stack, state.algorithm
         batch = make_batch(state.number, rows, pieces, self.compute.device)
         batch = stack.pipe("before_forward", self.run, batch, ForwardEvent(state.number, batch))
-        with self.compute.run(pieces, "entropy" in algorithm.outputs) as made:
-            outputs = Outputs(made.logprobs_BT, made.entropy_BT)
-            outputs = stack.pipe("after_forward", self.run, outputs, ForwardEvent(state.number, batch))
+        with self.compute.run(pieces, algorithm.outputs) as made:
+            outputs = stack.pipe("after_forward", self.run, made.outputs, ForwardEvent(state.number, batch))
             loss = algorithm.loss(batch, outputs)
             if loss.total.requires_grad:
                 loss.total.backward()  # type: ignore[no-untyped-call]

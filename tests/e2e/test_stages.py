@@ -32,8 +32,8 @@ class Needy(Grpo):
 class Twice(Stage):
     name, needs, by, count = "twice", frozenset({"logprobs"}), "row", 3
 
-    def __init__(self, roles):
-        assert roles.trainer is not None
+    def __init__(self, setup):
+        assert setup.roles.trainer is not None and setup.columns == {"twice"}
 
     async def run(self, claim):
         return {row.id: {"twice": 2 * row.columns["logprobs"]} for row in claim.rows}
@@ -58,7 +58,7 @@ def relax_algorithms():
 
 
 def relax_stages():
-    return {"twice": Component("columns_plugin:Twice")} if STAGE else {}
+    return {"twice": Component("columns_plugin:Twice", makes=frozenset({"twice"}))} if STAGE else {}
 
 
 def relax_rewards():

@@ -25,7 +25,7 @@ GOLDENS: dict[str, tuple[type[Algorithm], list[dict[str, Any]]]] = {
             {"aggregation": "token-mean"},
             {"aggregation": "sequence-mean"},
             {"aggregation": "sequence-sum"},
-            {"aggregation": "constant", "constant": 16, "normalize_std": False},
+            {"aggregation": "constant", "constant": 16},
             {"aggregation": "prompt-mean"},
             {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 1.3},
             {"entropy": {"start": 0.1, "end": 0.01, "steps": 10}},

@@ -142,7 +142,8 @@ def test_a_constant_where_it_belongs(kind: credit.Aggregation, constant: int | N
 
 def test_columns() -> None:
     """A play's advantage stands at each of its sampled tokens, in all its rows; elsewhere 0."""
-    made = credit.columns(GROUPS, [[0.5, -1.5, 9.0], [2.0, 9.0]], shares("sequence-mean"))
+    spread = credit.spread(GROUPS, [[0.5, -1.5, 9.0], [2.0, 9.0]])
+    made = credit.columns(GROUPS, spread, shares("sequence-mean"))
     assert {row: columns["advantages"].tolist() for row, columns in made.items()} == {
         "a/0/0": [0, 0, 0.5, 0.5, 0.5],
         "a/1/0": [0, -1.5, -1.5],

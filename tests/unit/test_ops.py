@@ -20,7 +20,17 @@ KlEstimate = Callable[[Tensor, Tensor, Tensor], Tensor]
 def batch_of(mask: list[list[int]], weights: list[float]) -> Batch:
     mask_BT = torch.tensor(mask, dtype=torch.bool)
     zeros_BT = torch.zeros(mask_BT.shape)
-    return Batch(0, zeros_BT.long(), mask_BT, zeros_BT, None, zeros_BT, torch.tensor(weights), torch.ones(len(mask)))
+    return Batch(
+        0,
+        zeros_BT.long(),
+        mask_BT,
+        zeros_BT,
+        None,
+        zeros_BT,
+        torch.tensor(weights),
+        torch.ones(len(mask)),
+        torch.arange(len(mask)),
+    )
 
 
 # --- masks and sums ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from relax_algorithms.grpo import EntropyBonus, Grpo
+from relax_algorithms.grpo import Grpo
+from relax_algorithms.options import EntropyBonus
 from relax_core.errors import CheckpointError, ConfigError, DataError, RelaxError
 from relax_core.hookspecs import Callback, ForwardEvent, OptimizerEvent
 from relax_core.interfaces import Algorithm, Batch, Cut, Loss, ModelAdapter, Outputs, Row
@@ -356,7 +357,7 @@ def test_engine_and_trainer_do_not_share_a_config() -> None:
     trainer = tiny_trainer(Sharing(plain.config, plain.media))
     other = Qwen3ForCausalLM(shared)
     rows = rows_of_lengths([3])
-    with trainer.compute.run([piece(rows[0])], entropy=False):
+    with trainer.compute.run([piece(rows[0])], frozenset({"logprobs"})):
         assert shared._attn_implementation == other.config._attn_implementation == "sdpa"
         other(input_ids=torch.tensor([[5, 6]]))
 

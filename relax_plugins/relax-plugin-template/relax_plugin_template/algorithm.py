@@ -23,7 +23,7 @@ class Reinforce(Algorithm):
         advantages = [
             self.config.scale * credit.group_advantages([m.reward for m in group.members], "none") for group in groups
         ]
-        return credit.columns(groups, advantages, credit.aggregation("token-mean", groups))
+        return credit.columns(groups, credit.spread(groups, advantages), credit.aggregation("token-mean", groups))
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms import ops
