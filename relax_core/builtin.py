@@ -1,4 +1,4 @@
-"""The core's own plugin: the embedded engine and trainer, the local runtime, the text adapter, two transports."""
+"""The core's own plugin: embedded engine and trainer, local runtime, text adapter, transports, stages with a model."""
 
 from __future__ import annotations
 
@@ -60,4 +60,28 @@ def relax_transports() -> Mapping[str, Component]:
     return {
         "copy": Component("relax_core.transports:CopyTransport", summary="Copies within one process."),
         "shared": Component("relax_core.transports:SharedTransport", summary="Copies through shared memory."),
+    }
+
+
+def relax_stages() -> Mapping[str, Component]:
+    from relax_core.torch.stage_config import ReferenceConfig, TeacherConfig
+
+    return {
+        "critic": Component(
+            "relax_core.torch.critic_stage:CriticStage",
+            summary="The value of the state before each sampled token, from the trainer's critic.",
+            makes=frozenset({"values"}),
+        ),
+        "reference": Component(
+            "relax_core.torch.reference:Reference",
+            ReferenceConfig,
+            "Log-probs under a frozen model, or under the policy as it was some steps ago, for KL penalties.",
+            makes=frozenset({"ref_logprobs"}),
+        ),
+        "teacher": Component(
+            "relax_core.torch.teacher:Teacher",
+            TeacherConfig,
+            "What another model says of the sampled tokens, for distillation.",
+            makes=frozenset({"teacher_logprobs", "topk_ids", "teacher_topk_logprobs", "teacher_full_logprobs"}),
+        ),
     }

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from relax_core.config.columns import planned_stages
 from relax_core.errors import ConfigError, RelaxError
 from relax_core.hook_manager import describe
 from relax_core.plugins import BUILT_IN
@@ -111,14 +112,30 @@ def _describe_roles(run: RunConfig, stack: Stack, found: Findings) -> None:
     for what, section in (("model", run.model), ("engine", run.engine), ("trainer", run.trainer)):
         found.plan.append((what, _section(section.id, section.settings)))
     found.plan.append(("algorithm", _section(run.algorithm.id, run.algorithm.settings)))
+    found.plan += _stages(run, stack)
     if run.callbacks:
         found.plan.append(("callbacks", ", ".join(section.id for section in run.callbacks)))
 
 
+def _stages(run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
+    """The stages between sampling and training, where the algorithm tells what it needs without heavy packages."""
+    if not stack.is_light("algorithms", run.algorithm.id):
+        return
+    plans, _ = planned_stages(run, stack, stack.build("algorithms", run.algorithm, where="algorithm"))
+    for plan in plans:
+        made = ", ".join(sorted(plan.columns))
+        yield f"stage {plan.section.id}", f"makes {made}{_settings(plan.section.settings)}"
+
+
 def _section(id: str, settings: dict[str, Any]) -> str:
-    """A component with its settings, those too long for a line shortened."""
+    """A component with its settings."""
+    return f"{id}{_settings(settings)}"
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    """In parentheses, those too long for a line shortened."""
     shown = ", ".join(f"{key}: {_short(json.dumps(value, default=str))}" for key, value in settings.items())
-    return f"{id} ({shown})" if shown else id
+    return f" ({shown})" if shown else ""
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from relax_core.chat import Chat, Seat
 from relax_core.check import sampled
+from relax_core.config.columns import planned_stages
 from relax_core.config.resolve import component_problems
 from relax_core.errors import RelaxError
 from relax_core.hook_manager import describe
@@ -44,6 +45,7 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
     if problems:
         return problems
     adapter, media = build_adapter(run)
+    problems += stage_problems(run, adapter)
     for i, section in enumerate(run.config.environments):
         environment: Environment = run.stack.build("environments", section, where=f"environments.{i}")
         try:
@@ -69,6 +71,17 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
                 text = rendered(adapter, tried.example)
                 report(f"environments.{section.label}: a prompt as the model reads it: {text}")
     return problems
+
+
+def stage_problems(run: Run, adapter: ModelAdapter) -> Iterator[str]:
+    """What stages with a model of their own find wrong with it, before any weights are loaded: its vocabulary, ..."""
+    from relax_core.run import build_algorithm
+
+    for plan in planned_stages(run.config, run.stack, build_algorithm(run))[0]:
+        cls = run.stack.load("stages", plan.section.id, plan.where)
+        if hasattr(cls, "deep_problems"):
+            config = run.stack.config("stages", plan.section, plan.where)
+            yield from cls.deep_problems(config, run, adapter, plan.columns)
 
 
 class Trial:

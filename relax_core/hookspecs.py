@@ -135,7 +135,10 @@ class ForwardEvent:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerEvent:
-    """An optimizer update about to happen: its number within the step, and the gradient norm before clipping."""
+    """An optimizer update about to happen: its number within the step, and the gradient norm before clipping.
+
+    The norm is the policy's: 0 where only a critic moves.
+    """
 
     step: int
     update: int

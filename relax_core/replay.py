@@ -107,7 +107,7 @@ class Replay:
             result = await self._train(entry, rows)
         return [
             *compare_rewards(entry, rows),
-            *compare_columns(entry.rows, rows),
+            *compare_columns(entry.rows, rows, (*COMPUTED, *sorted(self.algorithm.makes))),
             *compare_training(entry, result),
         ]
 
@@ -228,12 +228,14 @@ def compare_rewards(entry: JournalEntry, rows: Sequence[Row]) -> Iterator[Compar
 
 
 COMPUTED = ("advantages", "weight", "units", "old_logprobs")
-"""Columns that a replay computes again."""
+"""Columns that a replay computes again, whatever the algorithm; it may make more."""
 
 
-def compare_columns(recorded: Sequence[Row], recomputed: Sequence[Row]) -> Iterator[Comparison]:
-    """The columns of ``COMPUTED`` that the rows have, each as one list of numbers."""
-    for name in COMPUTED:
+def compare_columns(
+    recorded: Sequence[Row], recomputed: Sequence[Row], names: Sequence[str] = COMPUTED
+) -> Iterator[Comparison]:
+    """The columns of these names that the rows have, each as one list of numbers."""
+    for name in names:
         if any(name in row.columns for row in recorded):
             yield compare_values(name, _flat(recorded, name), _flat(recomputed, name))
 

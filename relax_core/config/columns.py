@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relax_core.config.schema import ComponentSection
-from relax_core.errors import nearest
+from relax_core.errors import ConfigError, RelaxError, nearest
 from relax_core.interfaces import TRAINER_COLUMNS
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Algorithm
+    from relax_core.interfaces import Algorithm, Component
     from relax_core.plugins import Stack
+
+NESTED = {"model": "models"}
+"""Settings of a stage that are component sections, as the run file's fields of the same name are, and their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +36,60 @@ def planned_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> tuple[
     known = stack.components("stages")
     listed = {section.id: (f"stages.{i}", section) for i, section in enumerate(run.stages) if section.id in known}
     chosen: dict[str, set[str]] = {}
-    problems: list[str] = []
-    who = f"algorithm: {run.algorithm.id}"
+    found: list[str] = []
     for column in sorted(algorithm.needs - TRAINER_COLUMNS):
-        makers = [id for id, component in known.items() if column in component.makes]
-        preferred = [id for id in makers if id in listed] or makers
-        if len(preferred) == 1:
-            chosen.setdefault(preferred[0], set()).add(column)
-        elif makers:
-            problems.append(f"{who} needs the column {column!r}: {' and '.join(preferred)} make it; list one of them")
+        maker = _maker(column, known, listed, f"algorithm: {run.algorithm.id}")
+        if isinstance(maker, ConfigError):
+            found += maker.problems
         else:
-            made = {*TRAINER_COLUMNS, *(name for component in known.values() for name in component.makes)}
-            hint = nearest(column, made) or ""
-            problems.append(f"{who} needs the column {column!r}, which no stage makes{hint}: list its plugin")
-    for id, (where, _) in listed.items():
-        if id not in chosen:
-            makes = ", ".join(sorted(known[id].makes)) or "nothing"
-            problems.append(
-                f"{where}: {id} makes {makes}, which {run.algorithm.id} with its settings does not need: remove it, or "
-                "set what needs it"
-            )
+            chosen.setdefault(maker, set()).add(column)
     plans = []
     for id in sorted(chosen):
         where, section = listed.get(id, (f"stages.{id}", ComponentSection(id=id)))
         plans.append(StagePlan(where, section, frozenset(chosen[id])))
-    return plans, problems
+    found += _misplaced(run, known, frozenset(chosen))
+    for where, section in [*listed.values(), *((p.where, p.section) for p in plans if p.section.id not in listed)]:
+        found += _wrong_settings(section, stack, where)
+    return plans, found
+
+
+def _maker(column: str, known: Mapping[str, Component], listed: Mapping[str, object], who: str) -> str | ConfigError:
+    """The id of the stage that makes a column, or why there is none."""
+    makers = [id for id, component in known.items() if column in component.makes]
+    preferred = [id for id in makers if id in listed] or makers
+    if len(preferred) == 1:
+        return preferred[0]
+    if makers:
+        advice = "keep one of them" if preferred[0] in listed else "list one of them under stages"
+        return ConfigError(f"{who} needs the column {column!r}: {' and '.join(preferred)} make it; {advice}")
+    made = {*TRAINER_COLUMNS, *(name for component in known.values() for name in component.makes)}
+    hint = nearest(column, made)
+    return ConfigError(f"{who} needs the column {column!r}, which no stage makes{hint}: list its plugin")
+
+
+def _misplaced(run: RunConfig, known: Mapping[str, Component], chosen: frozenset[str]) -> Iterator[str]:
+    """Listed stages that nothing needs, or that are listed twice."""
+    first: dict[str, int] = {}
+    for i, section in enumerate(run.stages):
+        if section.id not in known:
+            continue  # reported by path already
+        if first.setdefault(section.id, i) != i:
+            yield f"stages.{i}: {section.id} is listed already, as stages.{first[section.id]}: leave one out"
+        elif section.id not in chosen:
+            makes = ", ".join(sorted(known[section.id].makes)) or "nothing"
+            yield (
+                f"stages.{i}: {section.id} makes {makes}, which {run.algorithm.id} with its settings does not need: "
+                "remove it, or set what needs it"
+            )
+
+
+def _wrong_settings(section: ComponentSection, stack: Stack, where: str) -> Iterator[str]:
+    """What is wrong with a stage's settings, those of a component that they name included."""
+    try:
+        config = stack.config("stages", section, where)
+        for name, kind in NESTED.items():
+            nested = getattr(config, name, None)
+            if isinstance(nested, ComponentSection):
+                stack.config(kind, nested, f"{where}.{name}")
+    except RelaxError as error:
+        yield from error.problems if isinstance(error, ConfigError) else (str(error),)

@@ -110,16 +110,16 @@ def _component(stack: Stack, slot: Slot, id: str) -> Iterator[str]:
     if vars(described).get("__doc__"):
         yield inspect.cleandoc(described.__doc__ or "").replace("``", "`") + "\n\n"
     schema = model.model_json_schema()
-    yield table(_rows(schema, schema)) if schema["properties"] else "No settings.\n"
+    yield table(rows(schema, schema)) if schema["properties"] else "No settings.\n"
 
 
-def _rows(model: Schema, schema: Schema, prefix: str = "") -> Iterator[Row]:
+def rows(model: Schema, schema: Schema, prefix: str = "") -> Iterator[Row]:
     """Every field; those of a nested model follow it under dotted names."""
     for name, field in model["properties"].items():
         yield _row(prefix + name, field, model, schema)
         inner = _section(field, schema) if "items" not in field else None
         if inner is not None:
-            yield from _rows(inner, schema, f"{prefix}{name}.")
+            yield from rows(inner, schema, f"{prefix}{name}.")
 
 
 # --- one field --------------------------------------------------------------------------------------------------------

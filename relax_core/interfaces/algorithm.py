@@ -6,16 +6,18 @@ Shape legend: B rows, T tokens of a window, K candidates of a token, V vocabular
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from relax_core.interfaces.component import Columns, Configurable
 from relax_core.types import Task
 
 if TYPE_CHECKING:
     import torch
+
+    from relax_core.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Outputs:
     topk_logprobs_BTK: torch.Tensor | None = None
     """Of the token ids in the batch's column ``topk_ids``."""
     full_logprobs_BTV: torch.Tensor | None = None
-    """Of every token of the vocabulary; that of a banned one is about -1e30."""
+    """Of every token of the vocabulary; that of a banned one is about -1e9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Loss:
     """``total``: the weighted sum over the batch's tokens; the trainer divides by the update's global unit count.
 
     ``metrics``: name -> (sum, count) as detached scalars, averaged over the step. ``clipped_BT`` (bool): the tokens
-    that clipping or rejection took the policy's gradient from; their share is logged, by modality too.
+    whose policy gradient was taken by clipping or rejection, or bounded; their share is logged, by modality too.
     """
 
     total: torch.Tensor
@@ -144,6 +146,11 @@ class Algorithm(Configurable, ABC):
     """Per-token columns that ``advantages`` makes besides advantages, weight and units; the loss finds them in
     ``Batch.columns``."""
     streaming: Streaming = Streaming.SCALE
+
+    @classmethod
+    def notes(cls, config: Any, run: RunConfig) -> Iterable[str]:
+        """What is worth knowing about these settings in ``run``, though they work; ``relax check`` prints it."""
+        return ()
 
     @abstractmethod
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:

@@ -54,7 +54,8 @@ class Trainer(Configurable, ABC):
 
     @abstractmethod
     async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
-        """Per row the named outputs without gradient, float32 (T,), 0 where mask is 0."""
+        """Per row the named outputs without gradient: float32 (T,), 0 where mask is 0; those with several numbers a
+        token have a line for each sampled one, (sampled, K)."""
 
     @abstractmethod
     async def step(self, step: int, plan: AsyncIterator[Cut], algorithm: Algorithm) -> StepResult:

@@ -72,9 +72,13 @@ def tiny_trainer(
     adapter: ModelAdapter | None = None,
     temperature: float = 1.0,
     run: Run | None = None,
+    outputs: frozenset[str] = frozenset({"logprobs"}),
     **settings: Any,
 ) -> TorchTrainer:
-    """The embedded trainer on the CPU; ``settings`` are fields of its config; the learning rate moves the model."""
+    """The embedded trainer on the CPU; ``settings`` are fields of its config; the learning rate moves the model.
+
+    ``outputs``: what its algorithm will ask for; with ``values`` it gets a critic.
+    """
     from relax_core.setup import TrainerSetup
     from relax_core.testing.tiny import tiny_adapter
     from relax_core.torch.config import TrainerConfig
@@ -82,7 +86,7 @@ def tiny_trainer(
 
     run = run or tiny_run(sampling=SamplingSection(temperature=temperature))
     config = TrainerConfig(**{"lr": 1e-2, "device": "cpu", **settings})
-    return TorchTrainer(config, TrainerSetup(adapter or tiny_adapter(), run))
+    return TorchTrainer(config, TrainerSetup(adapter or tiny_adapter(), run, outputs))
 
 
 def train(trainer: Trainer, step: int, cuts: Iterable[Sequence[Row]], algorithm: Algorithm) -> StepResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -25,6 +25,17 @@ class EngineConfig(ComponentConfig):
     """Tokens of prompts, padding included, that one forward may read; a longer prompt goes alone."""
     threads: PositiveInt | None = None
     """Torch threads of the engine's process; default: 1 on a CPU (more makes small models slower), else torch's own."""
+
+
+class CriticConfig(ComponentConfig):
+    """How the critic learns, where the algorithm has one; everything else is as the trainer's own settings say."""
+
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate of the critic's AdamW."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which it rises linearly to ``lr``."""
+    clip: PositiveFloat | None = 1.0
+    """Largest norm of the critic's gradient in an update; null: not clipped."""
 
 
 class TrainerConfig(ComponentConfig):
@@ -64,3 +75,10 @@ class TrainerConfig(ComponentConfig):
     """Compute each layer again in the backward pass instead of keeping what it made: less memory, a third slower."""
     threads: PositiveInt | None = None
     """Torch threads of the trainer's process; default: 1 on a CPU (more slows small models), else torch's own."""
+    critic: CriticConfig = CriticConfig()
+    """Of algorithms with a critic, such as ``ppo``: a second copy of the model that learns the value of each state."""
+
+    def for_critic(self) -> Self:
+        """The settings by which the critic learns."""
+        own = self.critic
+        return self.model_copy(update={"lr": own.lr, "warmup_steps": own.warmup_steps, "clip": own.clip})

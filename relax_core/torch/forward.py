@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from relax_core.errors import ConfigError
 from relax_core.interfaces import ModelAdapter, Outputs
 from relax_core.torch.attention import DeviceLanes, LaneAttention, supports_lanes
 from relax_core.torch.layout import Kind, Layout, Piece, lay_out
-from relax_core.torch.sampling import BANNED
+from relax_core.torch.logprobs import Asked, Statistics, limits_of, statistics
 
-_CHUNK = {"cpu": 1 << 23}
-"""Elements of logits (M, V) that exist at once; beyond it they are made in chunks, and again in the backward pass."""
+_CHUNK: dict[str, int] = {}
+"""By type of device: elements of logits (M, V) that are made at once, where it is not the default of ``Limits``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class States:
         """Values of the sampled tokens (M, ...) on the window grid (B, T, ...), 0 elsewhere."""
         rows, width = self.layout.grid
         flat = values_M.new_zeros(rows * width, *values_M.shape[1:])
-        return flat.index_copy(0, self.cell_M, values_M).view(rows, width, *values_M.shape[1:])
+        return flat.index_copy_(0, self.cell_M, values_M).view(rows, width, *values_M.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,11 @@ class Forward:
             found = self._statistics(states.hidden_MH, states.target_M, outputs, ids_MK)
             mask_BT = torch.zeros(states.layout.grid, dtype=torch.bool, device=self.device)
             mask_BT.view(-1)[states.cell_M] = True
-            grids = [None if values_M is None else states.on_grid(values_M) for values_M in found]
-            assert grids[0] is not None
-            made = Outputs(grids[0], entropy_BT=grids[1], topk_logprobs_BTK=grids[2], full_logprobs_BTV=grids[3])
+            further = [None if values_M is None else states.on_grid(values_M) for values_M in found[1:]]
+            logprobs_BT = states.on_grid(found.logprobs_M)
+            made = Outputs(
+                logprobs_BT, entropy_BT=further[0], topk_logprobs_BTK=further[1], full_logprobs_BTV=further[2]
+            )
             yield Computed(mask_BT, made, states.layout)
 
     @contextmanager
@@ -112,39 +113,10 @@ class Forward:
 
     def _statistics(
         self, hidden_MH: Tensor, target_M: Tensor, outputs: frozenset[str], ids_MK: Tensor | None
-    ) -> list[Tensor | None]:
-        """log-probs (M,), entropy (M,), log-probs at ids (M, K), full log-probs (M, V): the asked ones, else None."""
-        size = max(1, _CHUNK.get(self.device.type, 1 << 27) // self.adapter.vocab_size)
-        if len(target_M) <= size:
-            return list(self._chunk(hidden_MH, target_M, outputs, ids_MK))
-        chunks = zip(
-            torch.split(hidden_MH, size),
-            torch.split(target_M, size),
-            [None] * len(target_M) if ids_MK is None else torch.split(ids_MK, size),
-            strict=False,
-        )
-        made = [
-            checkpoint(self._chunk, hidden, target, outputs, ids, use_reentrant=False, preserve_rng_state=False)
-            for hidden, target, ids in chunks
-        ]
-        return [None if parts[0] is None else torch.cat(parts) for parts in zip(*made, strict=True)]
-
-    def _chunk(
-        self, hidden_MH: Tensor, target_M: Tensor, outputs: frozenset[str], ids_MK: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Of the tempered distribution without banned tokens: the one that the engine samples from."""
-        logits_MV = self.adapter.head(self.model, hidden_MH).float()
-        if self.temperature != 1:
-            logits_MV = logits_MV / self.temperature
-        if len(self._banned):
-            logits_MV = logits_MV.index_fill(-1, self._banned, BANNED)
-        entropy, full = "entropy" in outputs, "full_logprobs" in outputs
-        if not entropy and not full and ids_MK is None:
-            return -cross_entropy(logits_MV, target_M, reduction="none"), None, None, None
-        all_MV = logits_MV.log_softmax(-1)
-        return (
-            all_MV.gather(-1, target_M[:, None])[:, 0],
-            -(all_MV.exp() * all_MV).sum(-1) if entropy else None,
-            None if ids_MK is None else all_MV.gather(-1, ids_MK),
-            all_MV if full else None,
-        )
+    ) -> Statistics:
+        """Of the distribution that the engine samples from: tempered, without banned tokens."""
+        asked = Asked(self.temperature, self._banned, "entropy" in outputs, "full_logprobs" in outputs)
+        limits = limits_of(self.device)
+        limits = replace(limits, chunk=_CHUNK.get(self.device.type, limits.chunk))
+        head = partial(self.adapter.head, self.model)
+        return statistics(head, hidden_MH, target_M, self.adapter.vocab_size, asked, ids_MK, limits)

@@ -26,21 +26,21 @@ def check_weights(model: torch.nn.Module, weights: Named) -> None:
         _check_one(name, tensor, own, new)
         twin = by_identity.setdefault(id(own[name]), name)
         if twin != name and not torch.equal(new[twin], tensor):
-            raise WeightsError(f"weights {name}: differs from {twin}, but the engine's model ties the two")
+            raise WeightsError(f"weights {name}: differs from {twin}, but this model ties the two")
         new[name] = tensor
     missing = sorted(name for name, own_tensor in model.named_parameters() if id(own_tensor) not in by_identity)
     if missing:
-        raise WeightsError(f"weights: {len(missing)} of the engine's parameters are missing, first {missing[0]!r}")
+        raise WeightsError(f"weights: {len(missing)} of this model's parameters are missing, first {missing[0]!r}")
 
 
 def _check_one(name: str, tensor: Tensor, own: dict[str, Tensor], new: dict[str, Tensor]) -> None:
     if name not in own:
-        raise WeightsError(f"weights {name}: the engine's model has no such tensor{nearest(name, own)}")
+        raise WeightsError(f"weights {name}: this model has no such tensor{nearest(name, own)}")
     if name in new:
         raise WeightsError(f"weights {name}: published twice")
     if tensor.shape != own[name].shape:
         found, wanted = tuple(tensor.shape), tuple(own[name].shape)
-        raise WeightsError(f"weights {name}: shape {found}, the engine's model has {wanted}")
+        raise WeightsError(f"weights {name}: shape {found}, this model has {wanted}")
 
 
 def take_weights(model: torch.nn.Module, weights: Named) -> None:

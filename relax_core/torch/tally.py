@@ -22,8 +22,9 @@ class Tally:
 
     def __init__(self) -> None:
         self._pairs: dict[str, list[Tensor]] = {}
-        self._mismatch: list[Tensor] = []
-        self._modalities: list[str] = []
+        self._rows: dict[str, list[Tensor]] = defaultdict(list)
+        """Sums and counts of each row (B, 2), by the name of the mismatch."""
+        self._modalities: dict[str, list[str]] = defaultdict(list)
 
     def add(self, metrics: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Sums and counts by name."""
@@ -34,10 +35,18 @@ class Tally:
     def mismatch(self, rows: Sequence[Row], batch: Batch, old_BT: Tensor) -> None:
         """Compare the policy at the start of the step with the engine's: d = log p_old - log mu, sampled tokens."""
         d_BT = torch.where(batch.mask_BT, old_BT - batch.logprobs_BT, 0.0).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        k3_BT = torch.expm1(d_BT) - d_BT  # estimates KL(mu || p_old), since tokens are mu's
-        sums_B3 = torch.stack([d_BT.abs().sum(1), k3_BT.sum(1), batch.mask_BT.sum(1)], 1)
-        self._mismatch.append(sums_B3.detach().double())
-        self._modalities += [modality(row) for row in rows]
+        self._by_row("abs", rows, batch.mask_BT, d_BT.abs())
+        self._by_row("k3", rows, batch.mask_BT, torch.expm1(d_BT) - d_BT)  # of KL(mu || p_old): tokens are mu's
+
+    def clipped(self, rows: Sequence[Row], batch: Batch, clipped_BT: Tensor | None) -> None:
+        """Count the sampled tokens that clipping or rejection took the gradient from; None: there are none."""
+        found_BT = torch.zeros_like(batch.mask_BT) if clipped_BT is None else clipped_BT & batch.mask_BT
+        self._by_row("clipped", rows, batch.mask_BT, found_BT)
+
+    def _by_row(self, name: str, rows: Sequence[Row], mask_BT: Tensor, values_BT: Tensor) -> None:
+        """``values_BT`` must be 0 where the mask is."""
+        self._rows[name].append(torch.stack([values_BT.sum(1), mask_BT.sum(1)], 1).detach().double())
+        self._modalities[name] += [modality(row) for row in rows]
 
     def means(self) -> dict[str, float]:
         """Every metric that has a count and is finite (what skipped updates leave may not be); in a fixed order."""
@@ -49,16 +58,13 @@ class Tally:
         return found | self._mismatches()
 
     def _mismatches(self) -> dict[str, float]:
-        if not self._mismatch:
-            return {}
-        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        for kind, row in zip(self._modalities, torch.cat(self._mismatch).tolist(), strict=True):
-            for name in ("mismatch", f"mismatch/{kind}"):
-                sums[name] = [a + b for a, b in zip(sums[name], row, strict=True)]
-        found: dict[str, float] = {}
-        for name, (distance, k3, count) in sorted(sums.items()):
-            found |= {f"{name}/abs": distance / count, f"{name}/k3": k3 / count}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        """Overall and by modality of the row."""
+        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for name, parts in self._rows.items():
+            for kind, (total, count) in zip(self._modalities[name], torch.cat(parts).tolist(), strict=True):
+                for key in (f"mismatch/{name}", f"mismatch/{kind}/{name}"):
+                    sums[key] = [sums[key][0] + total, sums[key][1] + count]
+        return {key: total / count for key, (total, count) in sorted(sums.items()) if count and math.isfinite(total)}
 
 
 def modality(row: Row) -> str:

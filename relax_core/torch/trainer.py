@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from relax_core.errors import CheckpointError, ConfigError, RelaxError
+from relax_core.errors import CheckpointError, ConfigError, DataError, RelaxError
 from relax_core.hookspecs import ForwardEvent, OptimizerEvent
-from relax_core.interfaces import Algorithm, Columns, Cut, Loss, Outputs, Row, StepResult, Trainer
-from relax_core.plan import pack
+from relax_core.interfaces import Algorithm, Batch, Columns, Cut, Loss, Outputs, Row, StepResult, Trainer
 from relax_core.setup import TrainerSetup
-from relax_core.torch.batch import make_batch, on_row
+from relax_core.torch.annotate import PER_LINE, PER_TOKEN, Annotator, check_outputs
+from relax_core.torch.batch import make_batch
 from relax_core.torch.config import TrainerConfig
-from relax_core.torch.forward import Forward
-from relax_core.torch.layout import Piece, cost
-from relax_core.torch.optim import Optimizer, learning_rate, named_tensors
+from relax_core.torch.critic import Critic
+from relax_core.torch.layout import Piece
+from relax_core.torch.learner import Learner
+from relax_core.torch.optim import named_tensors
+from relax_core.torch.pieces import Pieces
 from relax_core.torch.tally import Tally
+from relax_core.torch.trained import device_of, load_trained
 
-OUTPUTS = frozenset({"logprobs", "entropy"})
+VALUES = frozenset({"values"})
+OUTPUTS = PER_TOKEN | PER_LINE | VALUES
 _BUDGETS = {"cpu": 4096}
-_WEIGHTS, _OPTIMIZER, _COUNTERS = "weights.safetensors", "optimizer.pt", "trainer.json"
+_CRITIC = "critic"
 
 
 class TorchTrainer(Trainer):
-    """Trains its own copy of the model, on one device.
+    """Trains its own copy of the model, on one device; and a critic, where the algorithm asks for values.
 
     Dropout is off, since engine and trainer must agree on the policy. On a CPU equal cuts give equal bits.
     """
@@ -44,73 +45,70 @@ class TorchTrainer(Trainer):
     def __init__(self, config: TrainerConfig, setup: TrainerSetup) -> None:
         super().__init__(config)
         self.adapter, self.run = setup.adapter, setup.run
-        device = _device(config)
+        check_outputs(setup.outputs, OUTPUTS, f"algorithm {self.run.config.algorithm.id}")
+        device, steps = device_of(config), self.run.config.steps
         if device == "cpu" or config.threads:
             torch.set_num_threads(config.threads or 1)
-        model = self.adapter.load(device, _dtype(config, device))
-        _without_dropout(model, config.gradient_checkpointing)
-        self.model = model.requires_grad_(True)
-        self.compute = Forward(model, self.adapter, config.layout, self.run.config.sampling.temperature)
-        self.optimizer = Optimizer(model, config, self.run.config.steps)
-        self._budget = config.tokens_per_micro_batch or _BUDGETS.get(device, 16384)
-        self._nonfinite = 0
-        self._pieces: dict[str, Piece | None] = {}
+        budget = config.tokens_per_micro_batch or _BUDGETS.get(device, 16384)
+        self.model = load_trained(config, self.adapter)
+        self.policy = Learner(self.model, config, steps, "trainer")
+        self.annotator = Annotator(
+            self.model, self.adapter, config.layout, self.run.config.sampling.temperature, budget
+        )
+        self.compute = self.annotator.compute
+        self.critic = Critic(config, self.adapter, steps, budget) if setup.outputs & VALUES else None
+        self._learners = {"": self.policy} | ({} if self.critic is None else {"critic_": self.critic.learner})
+        """By the beginning of their metrics' names."""
+        self._pieces = Pieces(self.compute.kind, budget)
 
     # --- micro-batches ------------------------------------------------------------------------------------------------
 
     @property
     def budget(self) -> int:
-        return self._budget
+        return self._pieces.budget
 
     def cost(self, rows: Sequence[Row]) -> int:
-        return cost([piece for row in rows if (piece := self._piece(row))], self.compute.kind)
-
-    def _piece(self, row: Row) -> Piece | None:
-        """What layouts need of a row, found once a step; None for a row without sampled tokens."""
-        if row.id not in self._pieces:
-            self._pieces[row.id] = Piece.of(row) if row.columns["mask"].any() else None
-        return self._pieces[row.id]
-
-    def _computed(self, rows: Sequence[Row]) -> tuple[list[Row], list[Piece]]:
-        """The rows with sampled tokens, and their pieces."""
-        found = [(row, piece) for row in rows if (piece := self._piece(row))]
-        return [row for row, _ in found], [piece for _, piece in found]
+        return self._pieces.cost(rows)
 
     async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
-        """``logprobs`` and ``entropy``, in micro-batches cut as the plan of a step with one update cuts them."""
-        _check_outputs(outputs, "forward")
-        found: dict[str, dict[str, object]] = {}
-        groups = [list(members) for _, members in groupby(rows, key=lambda row: row.group)]
-        for part in pack(groups, self):
-            sampled, pieces = self._computed(part)
-            if not sampled:
-                continue
-            with torch.no_grad(), self.compute.run(pieces, outputs) as made:
-                grids = {"logprobs": made.outputs.logprobs_BT, "entropy": made.outputs.entropy_BT}
-                for name in sorted(outputs):
-                    grid_BT = grids[name]
-                    assert grid_BT is not None
-                    for row, piece, window_T in zip(sampled, pieces, grid_BT.cpu().numpy(), strict=True):
-                        found.setdefault(row.id, {})[name] = on_row(window_T, piece)
-            await asyncio.sleep(0)
-        self._pieces.clear()
-        return [found.get(row.id) or _zeros(row, outputs) for row in rows]
+        """``values`` of the critic, and what ``Annotator.forward`` gives."""
+        self._check(outputs, "forward")
+        made: list[Columns] = [{} for _ in rows]
+        if others := outputs - VALUES:
+            made = await self.annotator.forward(rows, others)
+        if outputs & VALUES and self.critic is not None:
+            values = await self.critic.forward(rows)
+            made = [{**columns, **own} for columns, own in zip(made, values, strict=True)]
+        return made
+
+    def _check(self, outputs: frozenset[str], who: str) -> None:
+        check_outputs(outputs, OUTPUTS, who)
+        if outputs & VALUES and self.critic is None:
+            raise ConfigError(
+                f"{who}: asks for the output 'values', but this trainer was built without a critic, for an algorithm "
+                "whose outputs do not name them; name them there"
+            )
+
+    # --- a step -------------------------------------------------------------------------------------------------------
 
     async def step(self, step: int, plan: AsyncIterator[Cut], algorithm: Algorithm) -> StepResult:
         """See ``Trainer.step``; steps count from 0. Yields to the event loop after every micro-batch.
 
         An update is skipped, with weights and optimizer as they were, when nothing of it is trained, or when its
-        gradient is exactly zero or not finite. Raises RelaxError after ``max_nonfinite`` of the last kind in a row.
+        gradient is exactly zero or not finite. Policy and critic are skipped each for itself: an update counts when one
+        of them moved. Raises RelaxError after ``max_nonfinite`` gradients of one that are not finite in a row.
         """
-        _check_outputs(algorithm.outputs, f"algorithm {type(algorithm).__name__}")
+        self._check(algorithm.outputs, f"algorithm {type(algorithm).__name__}")
         state = _Step(step, algorithm)
-        self.optimizer.clear()
+        for learner in self._learners.values():
+            learner.optimizer.clear()
         self._pieces.clear()
         async for cut in plan:
             state.cuts.append(([row.id for row in cut.rows], cut.last))
             self._accumulate(state, cut.rows)
             if cut.last:
-                self._update(state)
+                async with self.critic.still if self.critic is not None else nullcontext():
+                    self._update(state)
             await asyncio.sleep(0)
         if state.open:
             raise RelaxError(f"trainer: the plan of step {step} ended within an update; end it with a cut of last=True")
@@ -120,60 +118,68 @@ class TorchTrainer(Trainer):
         """Add the gradient of a micro-batch's summed loss."""
         state.open = True
         state.units += math.fsum(float(row.columns["units"]) for row in rows)
-        rows, pieces = self._computed([row for row in rows if row.columns["weight"] != 0])
+        rows, pieces = self._pieces.of([row for row in rows if row.columns["weight"] != 0])
         if not rows:
             return
         stack, algorithm = self.run.stack, state.algorithm
         batch = make_batch(state.number, rows, pieces, self.compute.device)
         batch = stack.pipe("before_forward", self.run, batch, ForwardEvent(state.number, batch))
-        with self.compute.run(pieces, algorithm.outputs) as made:
-            outputs = stack.pipe("after_forward", self.run, made.outputs, ForwardEvent(state.number, batch))
+        with self._computed(pieces, batch, algorithm.outputs) as (outputs, tokens):
+            outputs = stack.pipe("after_forward", self.run, outputs, ForwardEvent(state.number, batch))
             loss = algorithm.loss(batch, outputs)
             if loss.total.requires_grad:
                 loss.total.backward()  # type: ignore[no-untyped-call]
         state.losses.append(loss.total.detach())
-        state.note(rows, loss, outputs)
-        state.computed += made.layout.tokens
-        old_BT = outputs.logprobs_BT.detach() if state.seen_updates == 0 else batch.old_logprobs_BT
+        state.computed += tokens
+        state.note(rows, batch, loss, outputs)
+        old_BT = self._old_policy(state, batch, outputs)
         if old_BT is not None and state.first_time(rows):
             state.tally.mismatch(rows, batch, old_BT)
+
+    @contextmanager
+    def _computed(self, pieces: Sequence[Piece], batch: Batch, names: frozenset[str]) -> Iterator[tuple[Outputs, int]]:
+        """The outputs of a micro-batch with gradient, and how many tokens of it the policy's model computes."""
+        ids_MK = _given_ids(batch, pieces) if "topk_logprobs" in names else None
+        with self.compute.run(pieces, names - VALUES, ids_MK) as made:
+            if self.critic is None or not names & VALUES:
+                yield made.outputs, made.layout.tokens
+                return
+            with self.critic.run(pieces) as values_BT:
+                yield replace(made.outputs, values_BT=values_BT), made.layout.tokens
+
+    def _old_policy(self, state: _Step, batch: Batch, outputs: Outputs) -> Tensor | None:
+        """Log-probs (B, T) of the policy at the start of the step, where they are known.
+
+        Until it moves it is the policy itself. Afterwards the batch has them, unless ``old: engine`` put the engine's
+        own there.
+        """
+        if not state.moved:
+            return outputs.logprobs_BT.detach()
+        return None if self.run.config.old == "engine" else batch.old_logprobs_BT
 
     def _update(self, state: _Step) -> None:
         """End an optimizer update: divide, clip, step; or skip it."""
         units, losses = state.close()
-        norm = self.optimizer.reduce(units) if units else 0.0
+        norms = {name: x.optimizer.reduce(units) if units else 0.0 for name, x in self._learners.items()}
         if units and losses:
-            once = torch.ones(())
-            total = torch.stack(losses).double().sum()
-            state.tally.add(
-                {"loss": (total / units, once), "grad_norm": (torch.tensor(norm, dtype=torch.float64), once)}
-            )
-        if not math.isfinite(norm):
-            self._skip_nonfinite(state, norm)
-        elif norm == 0:
+            state.tally.add({"loss": (torch.stack(losses).double().sum() / units, torch.ones(()))})
+            for name, norm in norms.items():
+                state.tally.add({f"{name}grad_norm": (torch.tensor(norm, dtype=torch.float64), torch.ones(()))})
+        state.nonfinite += not all(map(math.isfinite, norms.values()))
+        moving = [x for name, x in self._learners.items() if x.may_move(state.number, norms[name])]
+        if not moving:
             state.skipped += 1
-            self.optimizer.clear()
-        else:
-            self._nonfinite = 0
-            event = OptimizerEvent(state.number, state.seen_updates - 1, norm)
-            self.run.stack.hook.before_optimizer_step(run=self.run, event=event)
-            self.optimizer.update(state.number)
-            state.updates += 1
-
-    def _skip_nonfinite(self, state: _Step, norm: float) -> None:
-        state.skipped += 1
-        state.nonfinite += 1
-        self._nonfinite += 1
-        self.optimizer.clear()
-        if self._nonfinite >= self.config.max_nonfinite:
-            raise RelaxError(
-                f"trainer.max_nonfinite: the gradient norm of {self._nonfinite} updates in a row was {norm} (step "
-                f"{state.number}); {self.config.max_nonfinite - 1} are allowed: lower trainer.lr, or look at that step"
-            )
+            return
+        event = OptimizerEvent(state.number, state.seen_updates - 1, norms[""] if self.policy in moving else 0.0)
+        self.run.stack.hook.before_optimizer_step(run=self.run, event=event)
+        for learner in moving:
+            learner.optimizer.update(state.number)
+        state.updates += 1
+        state.moved |= self.policy in moving
 
     def _metrics(self, state: _Step) -> dict[str, float]:
         return state.tally.means() | {
-            "lr": learning_rate(self.config, state.number, self.run.config.steps),
+            **{f"{name}lr": learner.learning_rate(state.number) for name, learner in self._learners.items()},
             "computed_tokens": state.computed,
             "nonfinite": state.nonfinite,
         }
@@ -184,36 +190,21 @@ class TorchTrainer(Trainer):
         yield from named_tensors(self.model)
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {**dict(named_tensors(self.model)), **self.optimizer.masters()}
-        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / _WEIGHTS)
-        torch.save(self.optimizer.state(), folder / _OPTIMIZER)
-        (folder / _COUNTERS).write_text(json.dumps({"nonfinite": self._nonfinite}))
+        self.policy.save(folder)
+        if self.critic is not None:
+            self.critic.learner.save(folder / _CRITIC)
 
     def load(self, folder: Path) -> None:
-        try:
-            tensors = load_file(folder / _WEIGHTS)
-            optimizer = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
-            counters = json.loads((folder / _COUNTERS).read_text())
-        except Exception as error:  # rubbish raises whatever it meets first
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise CheckpointError(f"trainer: {folder} cannot be read: {said}") from error
-        own = {**dict(named_tensors(self.model)), **self.optimizer.masters()}
-        for name in sorted(own.keys() ^ tensors.keys()):
-            where = "the checkpoint" if name in own else "the model"
+        found = (folder / _CRITIC).is_dir()
+        if found != (self.critic is not None):
+            has, needs = ("a", "needs none") if found else ("no", "needs one")
             raise CheckpointError(
-                f"trainer: {folder / _WEIGHTS}: {name!r} is missing in {where}; it is of another model"
+                f"trainer: {folder} has {has} critic, and this run's algorithm {needs}: it is of a run with another "
+                "algorithm; go on with that one, or begin a new run"
             )
-        for name, tensor in own.items():
-            if tensor.shape != tensors[name].shape:
-                found, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
-                raise CheckpointError(f"trainer: {folder / _WEIGHTS}: {name!r} has shape {found}, the model {wanted}")
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(tensors[name])
-        self.optimizer.spread()
-        self.optimizer.restore(optimizer)
-        self._nonfinite = counters["nonfinite"]
+        self.policy.load(folder)
+        if self.critic is not None:
+            self.critic.learner.load(folder / _CRITIC)
 
 
 @dataclass(slots=True)
@@ -233,6 +224,8 @@ class _Step:
     skipped: int = 0
     nonfinite: int = 0
     computed: int = 0
+    moved: bool = False
+    """Whether the policy is no longer that of the step's start."""
     compared: set[str] = field(default_factory=set)
 
     def close(self) -> tuple[float, list[Tensor]]:
@@ -242,8 +235,10 @@ class _Step:
         self.seen_updates += 1
         return units, losses
 
-    def note(self, rows: Sequence[Row], loss: Loss, outputs: Outputs) -> None:
+    def note(self, rows: Sequence[Row], batch: Batch, loss: Loss, outputs: Outputs) -> None:
+        """Tally what a micro-batch's loss tells."""
         self.tally.add(loss.metrics)
+        self.tally.clipped(rows, batch, loss.clipped_BT)
         if outputs.entropy_BT is not None and "entropy" not in loss.metrics:
             count = torch.tensor(sum(int(row.columns["mask"].sum()) for row in rows))
             self.tally.add({"entropy": (outputs.entropy_BT.detach().sum(), count)})
@@ -256,46 +251,12 @@ class _Step:
         return new
 
 
-def _device(config: TrainerConfig) -> str:
-    if config.device != "auto":
-        return config.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _dtype(config: TrainerConfig, device: str) -> torch.dtype:
-    name = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _without_dropout(model: torch.nn.Module, checkpointing: bool) -> None:
-    """Evaluation mode; or, for gradient checkpointing, training mode with every probability at 0."""
-    model.eval()
-    if not checkpointing:
-        return
-    # The newer name first: the older one warns where both exist.
-    enable: Any = getattr(model, "activation_checkpointing_enable", None)
-    enable = enable or getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None:
-        raise ConfigError(f"trainer.gradient_checkpointing: {type(model).__name__} does not offer it; leave it out")
-    enable({"use_reentrant": False})
-    model.train()
-    for module in model.modules():
-        for name, value in vars(module).items():
-            is_rate = name.endswith("dropout") or (
-                name == "p" and isinstance(module, torch.nn.modules.dropout._DropoutNd)
-            )
-            if is_rate and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
-def _check_outputs(outputs: frozenset[str], who: str) -> None:
-    if unknown := sorted(outputs - OUTPUTS):
-        known = ", ".join(sorted(OUTPUTS))
-        raise ConfigError(f"{who}: asks for the output {unknown[0]!r}; the trainer 'torch' computes {known}")
-
-
-def _zeros(row: Row, outputs: frozenset[str]) -> Columns:
-    import numpy as np
-
-    return {name: np.zeros(len(row.columns["tokens"]), np.float32) for name in outputs}
+def _given_ids(batch: Batch, pieces: Sequence[Piece]) -> Tensor:
+    """The token ids (M, K) at which the output ``topk_logprobs`` is asked for, rows in order."""
+    ids_BTK = batch.columns.get("topk_ids")
+    if ids_BTK is None:
+        raise DataError(
+            "trainer: the output 'topk_logprobs' needs the column 'topk_ids' (sampled, K), which the step's rows lack: "
+            "name it in the algorithm's needs"
+        )
+    return torch.cat([ids_BTK[i, piece.sampled - piece.start] for i, piece in enumerate(pieces)])

@@ -238,9 +238,9 @@ def test_swapped_weights_are_copies_that_give_the_new_models_log_probs() -> None
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda w: w[:-1], "1 of the engine's parameters are missing, first 'model.norm.weight'"),
+        (lambda w: w[:-1], "1 of this model's parameters are missing, first 'model.norm.weight'"),
         (lambda w: [*w, ("model.normal.weight", w[-1][1])], "no such tensor; did you mean 'model.norm.weight'"),
-        (lambda w: [*w[:-1], (w[-1][0], w[-1][1][:-1])], r"shape \(31,\), the engine's model has \(32,\)"),
+        (lambda w: [*w[:-1], (w[-1][0], w[-1][1][:-1])], r"shape \(31,\), this model has \(32,\)"),
         (lambda w: [*w, w[-1]], "published twice"),
         (lambda w: [*w, ("lm_head.weight", w[0][1] + 1)], "ties the two"),
     ],

@@ -117,7 +117,7 @@ def test_a_wrong_override_is_reported_at_its_path(tmp_path: Path) -> None:
         ("algorithm.clip_lo=1", "algorithm.clip_lo: unknown key; did you mean 'clip_low'?"),
         ("algorithm.clip_low=-1", "algorithm.clip_low: found -1; must be greater than 0"),
         ("algorithm.entropy.strat=1", "algorithm.entropy.strat: unknown key; did you mean 'start'?"),
-        ("algorithm.id=gpro", "algorithm.id: no algorithm has the id 'gpro'; did you mean 'grpo'?"),
+        ("algorithm.id=grpoo", "algorithm.id: no algorithm has the id 'grpoo'; did you mean 'grpo'?"),
         ("rewards.0.wieght=2", "rewards.0.wieght: unknown key; did you mean 'weight'?"),
         (
             "environments.0.id=lst-word",

@@ -16,7 +16,7 @@ from relax_algorithms.grpo import Grpo
 from relax_algorithms.options import EntropyBonus
 from relax_core.errors import CheckpointError, ConfigError, DataError, RelaxError
 from relax_core.hookspecs import Callback, ForwardEvent, OptimizerEvent
-from relax_core.interfaces import Algorithm, Batch, Cut, Loss, ModelAdapter, Outputs, Row
+from relax_core.interfaces import Batch, Cut, Loss, ModelAdapter, Outputs, Row
 from relax_core.run import Run
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
 from relax_core.testing.training import forward, row, tiny_run, tiny_trainer, train, train_cuts
@@ -294,11 +294,11 @@ def test_bfloat16_sums_gradients_and_updates_in_float32() -> None:
     rows = rows_of_lengths([3, 1, 5, 7])
     exact, half = caught(), tiny_trainer(dtype="bfloat16", lr=1e-6)
     train(exact, 0, [rows], grpo())
-    before = {n: t.clone() for n, t in half.optimizer.masters().items()}
+    before = {n: t.clone() for n, t in half.policy.optimizer.masters().items()}
     result = train(half, 0, [[r] for r in rows], grpo())
     expected = math.sqrt(sum(float(g.pow(2).sum()) for g in gradients(exact).values()))
     assert result.metrics["grad_norm"] == pytest.approx(expected, rel=0.05)
-    after = half.optimizer.masters()
+    after = half.policy.optimizer.masters()
     assert all(t.dtype == torch.float32 for t in after.values())
     moved = [float((after[n] - before[n]).abs().max()) for n in before]
     assert min(moved) > 0  # a step of 1e-6 would be lost in bfloat16
@@ -413,7 +413,7 @@ def weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
 
 
 def unchanged(trainer: TorchTrainer, before: dict[str, torch.Tensor], state: dict[str, Any]) -> bool:
-    now = trainer.optimizer.state()["state"]
+    now = trainer.policy.optimizer.state()["state"]
     same_state = now.keys() == state.keys() and all(
         torch.equal(now[k][n], state[k][n]) for k in state for n in state[k]
     )
@@ -421,7 +421,7 @@ def unchanged(trainer: TorchTrainer, before: dict[str, torch.Tensor], state: dic
 
 
 def copied(trainer: TorchTrainer) -> dict[str, Any]:
-    state = trainer.optimizer.state()["state"]
+    state = trainer.policy.optimizer.state()["state"]
     return {k: {n: t.clone() for n, t in values.items()} for k, values in state.items()}
 
 
@@ -572,12 +572,146 @@ def test_forward_hooks_change_what_the_loss_sees() -> None:
     assert_close(gradients(hooked), {n: 6 * g for n, g in gradients(plain).items()}, 1e-5)
 
 
-def test_an_output_that_is_not_computed_is_refused() -> None:
-    class Values(Grpo):
-        outputs = frozenset({"logprobs", "values"})
+class Asking(Grpo):
+    """Asks for further outputs, and keeps what its loss sees."""
 
-    with pytest.raises(ConfigError, match=r"algorithm Values: asks for the output 'values'; .* entropy, logprobs"):
-        train(tiny_trainer(), 0, [rows_of_lengths([2])], cast(Algorithm, Values(Grpo.Config())))
+    def __init__(self, *outputs: str) -> None:
+        super().__init__(Grpo.Config())
+        self.outputs = frozenset({"logprobs", *outputs})
+        self.seen: list[tuple[Batch, Outputs]] = []
+
+    def loss(self, batch: Batch, outputs: Outputs) -> Loss:
+        self.seen.append((batch, outputs))
+        return super().loss(batch, outputs)
+
+
+def test_an_output_that_is_not_computed_is_refused() -> None:
+    known = "entropy, full_logprobs, logprobs, topk_logprobs, values"
+    with pytest.raises(ConfigError, match=rf"algorithm Asking: asks for the output 'hidden'; known are {known}"):
+        train(tiny_trainer(), 0, [rows_of_lengths([2])], Asking("hidden"))
+    with pytest.raises(ConfigError, match=r"forward: asks for the output 'topk'; known are"):
+        forward(tiny_trainer(), rows_of_lengths([2]), "topk")
+    for act in (
+        lambda: train(tiny_trainer(), 0, [rows_of_lengths([2])], Asking("values")),
+        lambda: forward(tiny_trainer(), rows_of_lengths([2]), "values"),
+    ):
+        with pytest.raises(ConfigError, match=r"asks for the output 'values', but this trainer .* without a critic"):
+            act()
+
+
+# --- columns with a line for each sampled token -----------------------------------------------------------------------
+
+
+def two_rows(first: Any, second: Any) -> list[Row]:
+    """``[5 6 | 7 (8) 1]`` and ``[5 6 9 | 7]`` with a column ``lines``; the token in brackets is not sampled."""
+    return [
+        row("g/0", [5, 6], [7, 8, 1], mask=[1, 0, 1], lines=first),
+        row("g/1", [5, 6, 9], [7], lines=second),
+    ]
+
+
+def test_lines_of_sampled_tokens_stand_where_these_stand() -> None:
+    algorithm = Seeing()
+    rows = two_rows(np.array([[1, 2], [3, 4]], np.float64), np.array([[5, 6]], np.float64))
+    train(tiny_trainer(), 0, [rows], algorithm)
+    found = algorithm.batches[0].columns["lines"]
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[[1, 2], [0, 0], [3, 4]], [[5, 6], [0, 0], [0, 0]]]
+
+
+def test_lines_of_integers_stay_integers() -> None:
+    algorithm = Seeing()
+    big = 2**24 + 1  # float32 does not hold it
+    train(tiny_trainer(), 0, [two_rows(np.array([[big], [2]], np.int32), np.array([[3]], np.int32))], algorithm)
+    found = algorithm.batches[0].columns["lines"]
+    assert found.dtype == torch.int64
+    assert found.tolist() == [[[big], [0], [2]], [[3], [0], [0]]]
+
+
+def test_positions_are_never_taken_for_lines() -> None:
+    """Three axes beside three sampled tokens."""
+    algorithm = Seeing()
+    positions = np.broadcast_to(np.arange(5, dtype=np.int32), (3, 5))
+    train(tiny_trainer(), 0, [[row("g/0", [5, 6], [7, 8, 1], positions=positions)]], algorithm)
+    assert not algorithm.batches[0].columns
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (np.zeros((1, 3)), r"row g/1: its column 'lines' has 3 numbers for a token, row g/0 has 2"),
+        (np.zeros((2, 2)), r"row g/1: its column 'lines' has shape \(2, 2\); allowed is \(1, K\)"),
+        (None, r"row g/1: lacks the column 'lines'"),
+    ],
+)
+def test_lines_that_do_not_fit_are_an_error_of_their_row(second: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        train(tiny_trainer(), 0, [two_rows(np.zeros((2, 2)), second)], grpo())
+
+
+# --- further outputs --------------------------------------------------------------------------------------------------
+
+
+def with_ids(rows: Sequence[Row], count: int = 3) -> list[Row]:
+    draw = np.random.default_rng(1)
+    allowed = [i for i in range(5, 30) if i not in BANS]
+    return [
+        replace(r, columns={**r.columns, "topk_ids": draw.choice(allowed, (int(r.columns["mask"].sum()), count))})
+        for r in rows
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lines_of_logprobs_are_those_of_the_plain_model(kind: Kind) -> None:
+    adapter = banning()
+    trainer = tiny_trainer(adapter, temperature=0.6, layout=kind)
+    rows = with_ids(rows_of_lengths([1, 9, 4, 6]))
+    algorithm = Asking("topk_logprobs", "full_logprobs")
+    found = forward(trainer, rows, "topk_logprobs", "full_logprobs", "logprobs")
+    train(trainer, 0, [rows], algorithm)
+    ((batch, outputs),) = algorithm.seen
+    assert outputs.topk_logprobs_BTK is not None and outputs.full_logprobs_BTV is not None
+    model = adapter.load("cpu", torch.float32)
+    for i, (r, columns) in enumerate(zip(rows, found, strict=True)):
+        ids = torch.tensor(r.columns["tokens"].tolist())
+        with torch.no_grad():
+            logits = cast(Any, model)(input_ids=ids[None]).logits[0, :-1] / 0.6
+        logits[:, list(adapter.banned_token_ids)] = -1e9
+        full = logits.log_softmax(-1)[torch.from_numpy(np.flatnonzero(r.columns["mask"]) - 1)].numpy()
+        topk = np.take_along_axis(full, r.columns["topk_ids"], -1)
+        assert np.allclose(columns["full_logprobs"], full, atol=1e-5)
+        assert np.allclose(columns["topk_logprobs"], topk, atol=1e-5)
+        mask_T = batch.mask_BT[i]
+        assert np.allclose(outputs.full_logprobs_BTV[i][mask_T].detach(), full, atol=1e-5)
+        assert np.allclose(outputs.topk_logprobs_BTK[i][mask_T].detach(), topk, atol=1e-5)
+        assert not outputs.topk_logprobs_BTK[i][~mask_T].any()
+
+
+def test_ids_are_those_of_the_row_whatever_a_hook_does_to_the_mask() -> None:
+    class FirstOnly(Callback):
+        def before_forward(self, run: Run, value: Batch, event: ForwardEvent) -> Batch:
+            mask_BT = value.mask_BT.clone()
+            mask_BT[:, 1:] = False
+            return replace(value, mask_BT=mask_BT)
+
+    rows = with_ids(rows_of_lengths([3, 2]))
+    seen = []
+    for hooked in (False, True):
+        trainer, algorithm = tiny_trainer(), Asking("topk_logprobs")
+        if hooked:
+            trainer.run.stack.add_callback(FirstOnly(), "first")
+        train(trainer, 0, [rows], algorithm)
+        seen.append(algorithm.seen[0][1].topk_logprobs_BTK)
+    assert seen[0] is not None and seen[1] is not None
+    assert torch.equal(seen[0], seen[1])
+
+
+def test_logprobs_at_ids_need_the_ids() -> None:
+    with pytest.raises(DataError, match=r"'topk_logprobs' needs the column 'topk_ids'"):
+        train(tiny_trainer(), 0, [rows_of_lengths([2])], Asking("topk_logprobs"))
+
+
+# --- engine and trainer -----------------------------------------------------------------------------------------------
 
 
 def test_mismatch_compares_with_the_engine_by_modality() -> None:
@@ -593,6 +727,85 @@ def test_mismatch_compares_with_the_engine_by_modality() -> None:
     k3 = [math.expm1(d) - d for d in (0.1, -0.2)]
     assert metrics["mismatch/k3"] == pytest.approx((2 * k3[0] + 3 * k3[1]) / 5, abs=1e-5)
     assert metrics["mismatch/text/abs"] == metrics["mismatch/abs"]
+
+
+def off_by(trainer: TorchTrainer, rows: Sequence[Row], distances: Sequence[float], old: bool = False) -> list[Row]:
+    """The rows as an engine sampled them whose log-probs are lower by these distances; ``old``: pi_old is the same."""
+    made = []
+    for r, own, d in zip(rows, forward(trainer, rows), distances, strict=True):
+        logprobs = np.where(r.columns["mask"], own["logprobs"] - d, 0).astype(np.float32)
+        columns = {**r.columns, "logprobs": logprobs} | ({"old_logprobs": logprobs} if old else {})
+        made.append(replace(r, columns=columns))
+    return made
+
+
+def test_with_old_engine_only_the_policy_of_the_steps_start_is_compared() -> None:
+    """Four updates of one row each: the batch's old log-probs are the engine's, so later rows would differ by 0."""
+    trainer = tiny_trainer(run=tiny_run(old="engine"))
+    rows = off_by(trainer, rows_of_lengths([3, 4, 5, 6]), (0.3, 0.2, 0.1, 0.4), old=True)
+    result = train_cuts(trainer, 0, [Cut([r], True) for r in rows], grpo())
+    assert result.updates == 4
+    assert result.metrics["mismatch/abs"] == pytest.approx(0.3, abs=1e-5)
+    assert result.metrics["mismatch/text/k3"] == pytest.approx(math.expm1(0.3) - 0.3, abs=1e-5)
+
+
+def test_with_old_engine_rows_count_until_the_policy_moves() -> None:
+    trainer = tiny_trainer(run=tiny_run(old="engine"))
+    rows = off_by(trainer, rows_of_lengths([3, 4, 5]), (0.3, 0.2, 0.1), old=True)
+    rows[0] = replace(rows[0], columns={**rows[0].columns, "advantages": 0 * rows[0].columns["advantages"]})
+    result = train_cuts(trainer, 0, [Cut([r], True) for r in rows], grpo())
+    assert (result.updates, result.skipped) == (2, 1)
+    assert result.metrics["mismatch/abs"] == pytest.approx((3 * 0.3 + 4 * 0.2) / 7, abs=1e-5)
+
+
+def test_with_recomputed_old_logprobs_every_row_is_compared_once() -> None:
+    trainer = caught()
+    rows = off_by(trainer, rows_of_lengths([3, 4]), (0.3, 0.2))
+    rows = [
+        replace(r, columns={**r.columns, "old_logprobs": o["logprobs"]})
+        for r, o in zip(rows, forward(trainer, rows), strict=True)
+    ]
+    result = train_cuts(trainer, 0, [Cut([r], True) for r in rows] * 2, grpo())  # two epochs
+    assert result.updates == 4
+    assert result.metrics["mismatch/abs"] == pytest.approx((3 * 0.3 + 4 * 0.2) / 7, abs=1e-5)
+
+
+class Clipping(Grpo):
+    """Says that the tokens 7 were clipped; and, which must not count, every token that is not sampled."""
+
+    def loss(self, batch: Batch, outputs: Outputs) -> Loss:
+        return replace(super().loss(batch, outputs), clipped_BT=(batch.tokens_BT == 7) | ~batch.mask_BT)
+
+
+def test_the_clipped_share_is_counted_by_modality() -> None:
+    adapter = tiny_adapter(images=True)
+    adapter.media.features("a", lambda: {"colour": np.zeros(3, np.float32)})
+    rows = [
+        row("g/0", [5, 3], [7, 7, 8, 7], mask=[1, 0, 1, 1], media=[MediaRef("image", "a", 1, 1)]),  # 2 of 3
+        row("h/0", [5, 6], [7, 8, 9, 10]),  # 1 of 4
+        row("h/1", [5, 6], [8]),  # 0 of 1
+    ]
+    for cuts in ([rows], [rows[:1], rows[1:]]):
+        metrics = train(tiny_trainer(adapter), 0, cuts, Clipping(Grpo.Config())).metrics
+        assert metrics["mismatch/clipped"] == pytest.approx(3 / 8)
+        assert metrics["mismatch/image/clipped"] == pytest.approx(2 / 3)
+        assert metrics["mismatch/text/clipped"] == pytest.approx(1 / 5)
+
+
+def test_the_clipped_share_is_over_all_updates() -> None:
+    first, second = row("h/0", [5, 6], [7, 8, 9]), row("h/1", [5, 6], [7])
+    metrics = train_cuts(tiny_trainer(), 0, [Cut([first], True), Cut([second], True)], Clipping(Grpo.Config())).metrics
+    assert metrics["mismatch/clipped"] == metrics["mismatch/text/clipped"] == pytest.approx(2 / 4)
+
+
+def test_a_step_with_a_trained_token_has_every_mismatch_metric() -> None:
+    class Silent(Grpo):
+        def loss(self, batch: Batch, outputs: Outputs) -> Loss:
+            return replace(super().loss(batch, outputs), clipped_BT=None)
+
+    metrics = train(tiny_trainer(), 0, [[row("g/0", [5], [7])]], Silent(Grpo.Config())).metrics
+    assert {f"mismatch/{kind}{name}" for kind in ("", "text/") for name in ("abs", "k3", "clipped")} <= metrics.keys()
+    assert metrics["mismatch/clipped"] == 0
 
 
 # --- weights and checkpoints ------------------------------------------------------------------------------------------
@@ -621,7 +834,9 @@ def test_a_saved_trainer_continues_bit_for_bit(dtype: str, tmp_path: Path) -> No
         result = train(resumed, step, [rows[:3], rows[3:]], grpo())
     assert result.metrics == through_result.metrics
     assert all(torch.equal(t, weights(resumed)[n]) for n, t in through.weights())
-    assert all(torch.equal(t, resumed.optimizer.masters()[n]) for n, t in through.optimizer.masters().items())
+    assert all(
+        torch.equal(t, resumed.policy.optimizer.masters()[n]) for n, t in through.policy.optimizer.masters().items()
+    )
 
 
 def test_a_checkpoint_that_cannot_be_used_says_why(tmp_path: Path) -> None:

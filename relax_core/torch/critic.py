@@ -1,0 +1,89 @@
+"""The critic: its own copy of the model, with a linear head that gives the value of the state before each token.
+
+Legend: B rows, T window width, M sampled tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax_core.interfaces import Columns, ModelAdapter, Row
+from relax_core.torch.annotate import in_micro_batches
+from relax_core.torch.batch import on_row
+from relax_core.torch.config import TrainerConfig
+from relax_core.torch.forward import Forward
+from relax_core.torch.layout import Piece
+from relax_core.torch.learner import Learner
+from relax_core.torch.pieces import Pieces
+from relax_core.torch.trained import load_trained
+
+
+class Critic:
+    """Values of states, as in PPO (arXiv:1707.06347), and the learner that ends in them.
+
+    The value of a sampled token is read from the final hidden state that predicts it, in float32. The head begins at
+    zero, so that all values do.
+    """
+
+    def __init__(self, config: TrainerConfig, adapter: ModelAdapter, steps: int, budget: int) -> None:
+        model = load_trained(config, adapter)
+        _drop_head(model)
+        self.compute = Forward(model, adapter, config.layout, temperature=1.0)
+        self._head = _zero_head(_hidden_size(self.compute), self.compute.device)
+        module = torch.nn.ModuleDict({"model": model, "head": self._head})
+        self.learner = Learner(module, config.for_critic(), steps, "trainer.critic")
+        self._pieces = Pieces(self.compute.kind, budget)
+        self.still = asyncio.Lock()
+        """Held while rows are computed or the weights move: the values of a call are those of one critic."""
+
+    @contextmanager
+    def run(self, pieces: Sequence[Piece]) -> Iterator[Tensor]:
+        """Values (B, T) on the window grid, float32, 0 where no token was sampled; with gradient where that is on.
+
+        A backward pass belongs inside the block.
+        """
+        with self.compute.states(pieces) as states:
+            yield states.on_grid(self._head(states.hidden_MH.float())[:, 0])
+
+    async def forward(self, rows: Sequence[Row]) -> list[Columns]:
+        """The column ``values`` of each row: float32 (T,), 0 where mask is 0."""
+
+        def values(sampled: Sequence[Row], pieces: Sequence[Piece]) -> dict[str, list[Any]]:
+            with self.run(pieces) as values_BT:
+                windows = zip(values_BT.cpu().numpy(), pieces, strict=True)
+                return {"values": [on_row(window_T, piece) for window_T, piece in windows]}
+
+        async with self.still:
+            found = await in_micro_batches(rows, self._pieces, values)
+        return [found.get(row.id) or {"values": np.zeros(len(row.columns["tokens"]), np.float32)} for row in rows]
+
+
+def _hidden_size(compute: Forward) -> int:
+    """Found by a forward of one token: a config's name for it depends on the architecture."""
+    token = min(compute.adapter.stop_ids)
+    piece = Piece(np.array([token, token], np.int32), np.array([1]), (), None, start=1, last=1, prompt=())
+    with torch.no_grad(), compute.states([piece]) as states:
+        return int(states.hidden_MH.shape[-1])
+
+
+def _zero_head(size: int, device: torch.device) -> torch.nn.Linear:
+    """Made without a draw from torch's global generator, which a critic must not change."""
+    head = torch.nn.Linear(size, 1, bias=False, device="meta", dtype=torch.float32).to_empty(device=device)
+    torch.nn.init.zeros_(head.weight)
+    return head
+
+
+def _drop_head(model: torch.nn.Module) -> None:
+    """Free the projection to the vocabulary, which no value needs."""
+    unused = getattr(model, "get_output_embeddings", lambda: None)()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if child is unused:
+                setattr(module, name, torch.nn.Identity())

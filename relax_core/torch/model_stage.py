@@ -1,0 +1,169 @@
+"""What stages that run a frozen model share: the model, its vocabulary, and columns for whole groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from relax_core.errors import ConfigError, DataError, RelaxError
+from relax_core.interfaces import Columns, ModelAdapter, Row, Stage
+from relax_core.torch.annotate import Annotator
+
+if TYPE_CHECKING:
+    from relax_core.bus import Claim
+    from relax_core.config.schema import ComponentSection
+    from relax_core.run import Run
+    from relax_core.setup import StageSetup
+    from relax_core.torch.stage_config import ModelStageConfig
+
+_BUDGETS = {"cpu": 4096}
+
+
+class ModelStage(Stage):
+    """Adds to each row what a frozen model says of its sampled tokens, at the run's temperature and with its bans.
+
+    It takes one group at a time, so that its prompt is computed once, and only scored ones: what the filters drop is
+    never computed. A group's columns do not depend on which other groups there are. Models of another section than the
+    run's get the media features that the run's own model adapter made, and the positions: they must be of a kind that
+    reads the same processing.
+    """
+
+    by = "group"
+    needs = frozenset({"reward", "tokens", "mask", "positions", "media"})
+    sources: ClassVar[Mapping[str, tuple[str, str]]]
+    """Column -> (output to ask the model for, name of what it gives)."""
+
+    def __init__(self, config: ModelStageConfig, setup: StageSetup) -> None:
+        """Raises ConfigError, before the weights are loaded, for a model with another vocabulary than the run's."""
+        run, student = setup.run, setup.roles.adapter
+        self.where = place_of(self.name, run)
+        self.columns = sorted(setup.columns)
+        self.adapter = adapter_of(section_of(config), run, student, self.where)
+        if problems := list(self.model_problems(config, student, self.adapter, setup.columns)):
+            raise ConfigError(*(f"{self.where}: {line}" for line in problems))
+        device, dtype = placement(config)
+        self.model = self._loaded(device, dtype)
+        budget = config.tokens_per_micro_batch or _BUDGETS.get(device, 16384)
+        temperature = run.config.sampling.temperature
+        self.annotator = Annotator(self.model, self.adapter, config.layout, temperature, budget)
+        self.outputs = frozenset(self.sources[column][0] for column in self.columns)
+        self.top_k: int | None = None
+        self.weights_lock = asyncio.Lock()
+        """Held while a group is computed: new weights wait, so that no group sees two versions."""
+
+    def _loaded(self, device: str, dtype: torch.dtype) -> torch.nn.Module:
+        try:
+            return self.adapter.load(device, dtype).requires_grad_(False).train(False)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from error
+
+    @classmethod
+    def model_problems(
+        cls, config: ModelStageConfig, student: ModelAdapter, own: ModelAdapter, columns: frozenset[str]
+    ) -> Iterator[str]:
+        """What is wrong with the stage's model beside the run's, without weights: one line each."""
+        if line := vocabulary_problem(student, own):
+            yield line
+
+    @classmethod
+    def deep_problems(
+        cls, config: ModelStageConfig, run: Run, student: ModelAdapter, columns: frozenset[str]
+    ) -> list[str]:
+        """For the deep check: the stage's tokenizer and adapter are built, its weights are not."""
+        where = place_of(cls.name, run)
+        try:
+            own = adapter_of(section_of(config), run, student, where)
+        except RelaxError as error:
+            return [str(error)]
+        return [f"{where}: {line}" for line in cls.model_problems(config, student, own, columns)]
+
+    async def run(self, claim: Claim) -> Mapping[str, Columns]:
+        self._refuse_unread_media(claim.rows)
+        # The group may be evicted meanwhile: its media must not leave the store while they are read.
+        keys = [ref.key for row in claim.rows for ref in row.columns["media"]]
+        self.adapter.media.retain(keys)
+        try:
+            async with self.weights_lock:
+                made = await self.annotator.forward(claim.rows, self.outputs, self.top_k)
+        finally:
+            self.adapter.media.release(keys)
+        return {
+            row.id: {column: found[self.sources[column][1]] for column in self.columns}
+            for row, found in zip(claim.rows, made, strict=True)
+        }
+
+    def _refuse_unread_media(self, rows: Sequence[Row]) -> None:
+        """A model that reads no images would take their placeholders for words."""
+        for row in rows:
+            for ref in row.columns["media"]:
+                if ref.kind not in self.adapter.kinds:
+                    raise DataError(
+                        f"{self.where}.model: row {row.id} holds {ref.kind}, which this model does not read: take one "
+                        "of the run's own kind"
+                    )
+
+
+def place_of(id: str, run: Run) -> str:
+    """Where the run file says something of a stage."""
+    listed = (f"stages.{i}" for i, section in enumerate(run.config.stages) if section.id == id)
+    return next(listed, f"stages.{id}")
+
+
+def section_of(config: ModelStageConfig) -> ComponentSection | None:
+    """The stage's own model; None: the run's."""
+    section: ComponentSection | None = getattr(config, "model", None)
+    return section
+
+
+def adapter_of(section: ComponentSection | None, run: Run, student: ModelAdapter, where: str) -> ModelAdapter:
+    """The run's adapter, or one of the section's model with the run's media and banned tokens. Raises RelaxError."""
+    if section is None:
+        return student
+    try:
+        own: ModelAdapter = run.stack.build("models", section, student.media, run.config.seed, where=f"{where}.model")
+    except ConfigError as error:
+        prefixed = (line if line.startswith(where) else f"{where}: {line}" for line in error.problems)
+        raise ConfigError(*prefixed) from error
+    own.banned_token_ids = student.banned_token_ids
+    return own
+
+
+def vocabulary_problem(student: ModelAdapter, other: ModelAdapter) -> str | None:
+    """Why log-probs of the two models cannot be compared, or None.
+
+    They need equally many tokens, and the same token under every id that the run's tokenizer knows; adapters without a
+    tokenizer of Hugging Face's kind are compared by size alone.
+    """
+    if other.vocab_size != student.vocab_size:
+        return (
+            f"model has a vocabulary of {other.vocab_size:,} tokens, the run's model one of {student.vocab_size:,}; "
+            "their log-probs cannot be compared: take a model with the run's vocabulary"
+        )
+    ours, theirs = _tokens(student), _tokens(other)
+    for id in sorted(ours) if theirs else ():
+        if ours[id] != theirs.get(id):
+            found = repr(theirs[id]) if id in theirs else "no token"
+            return (
+                f"model has {found} as token {id}, the run's model has {ours[id]!r}; their log-probs cannot be "
+                "compared: take a model with the run's vocabulary"
+            )
+    return None
+
+
+def _tokens(adapter: ModelAdapter) -> dict[int, str]:
+    """By id; empty where the adapter does not tell."""
+    vocabulary = getattr(getattr(adapter, "tokenizer", None), "get_vocab", dict)
+    return {id: token for token, id in vocabulary().items()}
+
+
+def placement(config: ModelStageConfig) -> tuple[str, torch.dtype]:
+    """Device and type of the weights."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return device, dtype
