@@ -1,1 +1,41 @@
-"""Checks that a plugin author runs in three lines, and what the tests share."""
+"""Conformance checks and helpers for authors of plugins. Importing this package imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+__all__ = ["BatchResult", "algorithm_batch"]
+
+
+class BatchResult(TypedDict):
+    """What ``algorithm_batch`` returns: plain data that ``json.dumps`` takes. Lists are in the order of the rows."""
+
+    ids: list[Any]
+    """The rows' ids; a row without one has its number, counted from 0."""
+    advantages: list[list[float]]
+    """A number for each token of each row; 0 where none is trained."""
+    weight: list[float]
+    """Of a row's token losses under the chosen aggregation; 0: not trained."""
+    units: list[float]
+    """What a row adds to the count by which the sum of weighted losses is divided."""
+    loss: float
+    gradient: list[list[float]]
+    """Of the loss with respect to each log-prob of the policy being trained."""
+    gradients: dict[str, list[Any]]
+    """Likewise of everything that the loss is computed from: ``logprobs``, ``entropy``, ``values``, ..."""
+    metrics: dict[str, float | None]
+    """Means over the batch; None of nothing."""
+
+
+def algorithm_batch(name: str, batch_file: Path | str | Mapping[str, Any], plugins: Iterable[str] = ()) -> BatchResult:
+    """Run one algorithm on a batch given as JSON; its advantages, loss, gradients and metrics. See docs/cross-check.md.
+
+    ``name``: the algorithm's id in a run file. ``batch_file``: a file, or what is in it as plain data. ``plugins``:
+    active beside those that the batch names. The batch is one optimizer update in one micro-batch, in float32.
+    Raises DataError for what is malformed in the batch, PluginError for an unknown id, ConfigError for wrong settings.
+    """
+    from relax_core.testing import json_batch
+
+    return json_batch.run(name, batch_file, plugins)
