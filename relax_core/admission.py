@@ -15,6 +15,7 @@ bound on lag.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -64,6 +65,8 @@ class Admission:
         self.issued = self.trained = self.filtered = self.failed = self.dropped = 0
         self.evicted = self.steps_taken = self.steps_skipped = 0
         self.dropped_tasks: list[str] = []
+        self.reasons: Counter[str] = Counter()
+        """Filtered groups by reason."""
         self._next_position = 0
         self._next_serial = 0
         self._tickets: dict[str, Ticket] = {}
@@ -111,10 +114,10 @@ class Admission:
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
-    def end(self, group: str, outcome: Outcome) -> None:
+    def end(self, group: str, outcome: Outcome, reason: str | None = None) -> None:
         """Give the slot of a filtered, failed or dropped group back; trained ones end by ``step_taken``.
 
-        Raises RelaxError for a group that is not in flight.
+        ``reason``: why it was filtered, to be counted. Raises RelaxError for a group that is not in flight.
         """
         if outcome is Outcome.TRAINED:
             raise RelaxError(
@@ -123,6 +126,8 @@ class Admission:
         ticket = self._take(group)
         if outcome is Outcome.DROPPED:
             self.dropped_tasks.append(ticket.task)
+        if reason is not None:
+            self.reasons[reason] += 1
         setattr(self, outcome.value, getattr(self, outcome.value) + 1)
         self._wake()
 
@@ -209,6 +214,7 @@ class Admission:
             "next_position": self._next_position,
             "next_serial": self._next_serial,
             "dropped_tasks": list(self.dropped_tasks),
+            "reasons": dict(self.reasons),
             "in_flight": [asdict(ticket) for ticket in self.in_flight()],
         }
 
@@ -218,6 +224,7 @@ class Admission:
             setattr(self, name, state[name])
         self._next_position, self._next_serial = state["next_position"], state["next_serial"]
         self.dropped_tasks = list(state["dropped_tasks"])
+        self.reasons = Counter(state["reasons"])
         tickets = [Ticket(**ticket) for ticket in state["in_flight"]]
         self._tickets = {ticket.group: ticket for ticket in tickets}
         self._wake()

@@ -147,7 +147,7 @@ class Rollout:
         self._failed_in_a_row = self._failed_in_a_row + 1 if failure else 0
         limit = max(20, 2 * (self.run.config.max_staleness + 1) * self.run.config.groups_per_step)
         if self._failed_in_a_row >= limit:  # a run in which every group fails must not go on for ever
-            raise RelaxError(f"the last {limit} groups all failed; the newest, {group}: {failure}")
+            raise RelaxError(f"nothing of the last {limit} groups can be trained; the newest, {group}: {failure}")
 
     async def _wait_open(self) -> None:
         waiting = asyncio.ensure_future(self.admission.wait_open())

@@ -60,16 +60,28 @@ class Score(Stage):
         for trajectory, reward in zip(group.trajectories, shaped, strict=True):
             trajectory.reward = reward
         reason = stack.pipe("filter_group", self.run_, None, event)
-        unscored = all(t.reward is None for t in group.trajectories)
         stack.hook.on_group_scored(run=self.run_, event=event)
-        if reason is None and not unscored:
+        problem = self._problem(group)
+        if reason is None and problem is None:
             self.decided(group.id, None)
             return {row.id: {"reward": row.columns["trajectory"].reward} for row in claim.rows}
         await self.bus.evict(group.id)
         self.discarded({row.id: row.columns for row in claim.rows})
-        self.admission.end(group.id, Outcome.FAILED if unscored else Outcome.FILTERED)
-        self.decided(group.id, f"every reward abstained{self.scorer.failures_in_words()}" if unscored else None)
+        unscored = all(t.raw_reward is None for t in group.trajectories)
+        if unscored:
+            self.admission.end(group.id, Outcome.FAILED)
+        else:
+            self.admission.end(group.id, Outcome.FILTERED, reason or problem)
+        self.decided(group.id, problem)
         return {}
+
+    def _problem(self, group: Group) -> str | None:
+        """Why no play of the group can be trained; a run in which that goes on and on must end."""
+        if all(t.raw_reward is None for t in group.trajectories):
+            return f"every reward abstained{self.scorer.failures_in_words()}"
+        if all(t.reward is None for t in group.trajectories):
+            return "its plays were scored, but shape_rewards left none of them a reward"
+        return None
 
 
 class Advantages(Stage):

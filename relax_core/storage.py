@@ -60,7 +60,8 @@ class Storage:
             evaluation=totals.evaluation,
             max_lag=totals.max_lag,
             groups=admission.counters(),
-            more=totals.lengths() | {"dropped_tasks": list(admission.dropped_tasks)},
+            more=totals.lengths()
+            | {"dropped_tasks": list(admission.dropped_tasks), "filtered_because": dict(admission.reasons)},
             **totals.usage.state(),
         ).write(self.directory)
 

@@ -104,7 +104,8 @@ def test_no_group_starts_that_no_step_would_train() -> None:
     admission = Admission(2, 2, 0, steps=2)
     groups = start(admission, 4)
     assert not admission.open()
-    admission.end(groups[0], Outcome.FILTERED)
+    admission.end(groups[0], Outcome.FILTERED, "all rewards are 1")
+    assert admission.state()["reasons"] == {"all rewards are 1": 1}
     groups += start(admission)
     admission.step_taken(groups[1:3])
     admission.step_taken(groups[3:])
