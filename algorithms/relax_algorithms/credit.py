@@ -58,6 +58,24 @@ def group_advantages(rewards: Sequence[float | None], scale: Scale = "std") -> N
     return advantages
 
 
+def leave_one_out(rewards: Sequence[float | None]) -> NDArray[np.float64]:
+    """R less the mean of the group's other valid rewards, float64 (G,): RLOO (arXiv:2402.14740).
+
+    Exactly 0 for a member that abstained, for the only valid member of a group, and for all when their rewards are
+    equal.
+    """
+    import numpy as np
+
+    advantages = np.zeros(len(rewards))
+    valid = {member: reward for member, reward in enumerate(rewards) if is_valid(reward)}
+    if len(valid) < 2 or len(set(valid.values())) == 1:
+        return advantages
+    for member, reward in valid.items():
+        others = (other for m, other in valid.items() if m != member)
+        advantages[member] = reward - math.fsum(others) / (len(valid) - 1)
+    return advantages
+
+
 def group_metrics(groups: Sequence[ScoredGroup]) -> dict[str, tuple[float, float]]:
     """What leaves a group-relative algorithm nothing to learn from, as (sum, count).
 

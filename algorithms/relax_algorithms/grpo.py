@@ -35,11 +35,6 @@ class Grpo(PolicyGradient):
         return self.credited(groups, credit.spread(groups, advantages))
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
-        from relax_algorithms import ops
-        from relax_algorithms.terms import Terms
+        from relax_algorithms.terms import Terms, clipped
 
-        config, terms = self.config, Terms.of(batch, outputs)
-        low, high, dual = config.clip_low, config.clip_high, config.dual_clip
-        loss_BT = ops.clipped_surrogate(terms.ratio_BT, terms.advantages_BT, low, high, dual)
-        clipped_BT = ops.is_clipped(terms.ratio_BT, terms.advantages_BT, low, high, dual)
-        return self.composed(terms, loss_BT, clipped_BT)
+        return clipped(self.config, Terms.of(batch, outputs))

@@ -95,6 +95,43 @@ def is_clipped(ratio_BT: Tensor, advantages_BT: Tensor, low: float, high: float,
     return falls_BT | rises_BT | ((advantages_BT < 0) & (ratio_BT > dual))
 
 
+def sequence_ratio(log_ratio_BT: Tensor, logprobs_BT: Tensor, mask_BT: Tensor, sequence_B: Tensor) -> Tensor:
+    """The ratio s of each token's trajectory (B, T): the geometric mean of r over its masked tokens. GSPO (2507.18071).
+
+    In the token form sg(s) p / sg(p): each token's gradient is s x grad log p. Its mean over the trajectory has the
+    gradient of s itself, and advantages may differ by token.
+    """
+    log_s_B1 = sequence_mean(log_ratio_BT.detach(), mask_BT, sequence_B)[:, None]
+    return (log_s_B1 + masked(logprobs_BT - logprobs_BT.detach(), mask_BT)).exp()
+
+
+def soft_gate(ratio_BT: Tensor, advantages_BT: Tensor, positive: float, negative: float) -> Tensor:
+    """The gated policy loss (B, T): -(4 / tau) sigmoid(tau (r - 1)) A. SAPO (arXiv:2511.20347).
+
+    tau is ``positive`` where A > 0, else ``negative``. Its gradient is ``soft_gate_weight`` times that of -r A.
+    """
+    tau_BT = _temperatures(advantages_BT, positive, negative)
+    return -4 / tau_BT * (tau_BT * (ratio_BT - 1)).sigmoid() * advantages_BT
+
+
+def soft_gate_weight(ratio_BT: Tensor, advantages_BT: Tensor, positive: float, negative: float) -> Tensor:
+    """4 p (1 - p) with p = sigmoid(tau (r - 1)) (B, T): 1 at r = 1, falling to 0 on both sides. Without gradient."""
+    gate_BT = (_temperatures(advantages_BT, positive, negative) * (ratio_BT.detach() - 1)).sigmoid()
+    return 4 * gate_BT * (1 - gate_BT)
+
+
+def _temperatures(advantages_BT: Tensor, positive: float, negative: float) -> Tensor:
+    return torch.where(advantages_BT > 0, positive, negative).to(advantages_BT.dtype)
+
+
+def bounded_weight(ratio_BT: Tensor, low: float | None, high: float) -> Tensor:
+    """sg(clip(r, 1 - low, 1 + high)) (B, T), the weight of a token's log-prob; ``low`` None: no lower bound.
+
+    CISPO (arXiv:2506.13585).
+    """
+    return ratio_BT.detach().clamp(min=None if low is None else 1 - low, max=1 + high)
+
+
 def entropy_bonus(entropy_BT: Tensor, coefficient: float, mask_BT: Tensor) -> Tensor:
     """The loss term (B, T) that rewards entropy H: -coefficient x H; 0 where masked."""
     return -coefficient * masked(entropy_BT, mask_BT)
@@ -118,3 +155,24 @@ def k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """exp(-d) - 1 + d (B, T) with d clamped to [-20, 20]: unbiased and never negative. 0 where masked."""
     d_BT = log_ratio(logprobs_BT, ref_logprobs_BT, mask_BT)
     return torch.expm1(-d_BT) + d_BT
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def value_loss(
+    values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, clip: float | None, mask_BT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A critic's loss (B, T), and where the clip takes its gradient (bool). PPO's, as in the code of arXiv:1707.06347.
+
+    max((V - G)^2, (V_old + clamp(V - V_old, -clip, clip) - G)^2) / 2: a value that went further than ``clip`` from its
+    old one has no gradient while clipping makes it worse, that is when it went towards the return G. ``clip`` None:
+    (V - G)^2 / 2. 0 where masked.
+    """
+    error_BT = masked(values_BT - returns_BT, mask_BT)
+    if clip is None:
+        return error_BT.square() / 2, torch.zeros_like(mask_BT)
+    moved_BT = masked(values_BT - old_values_BT, mask_BT)
+    bounded_BT = masked(old_values_BT - returns_BT, mask_BT) + moved_BT.clamp(-clip, clip)
+    clipped_BT = (moved_BT.abs() > clip) & (bounded_BT.square() > error_BT.square())
+    return torch.where(clipped_BT, bounded_BT, error_BT).square() / 2, clipped_BT

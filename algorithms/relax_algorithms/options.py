@@ -42,7 +42,8 @@ class Kl(ComponentConfig):
     """Of the divergence, from d = log pi - log ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d; default: k3 in the
     loss, k1 in the reward."""
     unbiased: bool = False
-    """In the loss: times the ratio pi / pi_old, which makes it right for tokens that an older policy sampled."""
+    """In the loss: times the ratio pi / pi_old, which makes its gradient right for tokens that an older policy sampled
+    (k2 takes the ratio without its gradient)."""
 
     @property
     def kind(self) -> Literal["k1", "k2", "k3"]:
@@ -67,6 +68,8 @@ class Correction(ComponentConfig):
     """
 
     kind: Literal["truncate", "mask", "decoupled"] = "truncate"
+    """``truncate``: rho up to ``high`` (TIS). ``mask``: rho between ``low`` and ``high``, else 0 (MIS, IcePop).
+    ``decoupled``: rho as it is."""
     level: Level = "token"
     """``sequence``: rho is the product over the trajectory's sampled tokens."""
     low: NonNegativeFloat | None = None
@@ -86,8 +89,11 @@ class Correction(ComponentConfig):
             raise ValueError(f"low: {self.kind} has no lower bound: leave it out, or take kind 'mask'")
         if self.kind == "decoupled" and self.high is not None:
             raise ValueError("high: decoupled takes the weight as it is: leave it out, or take kind 'truncate'")
-        if self.kind == "mask" and not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"low: found {self.bounds[0]}, which must be below high ({self.bounds[1]})")
+        low, high = self.bounds
+        if self.kind == "mask" and not low < 1 < high:
+            raise ValueError(f"low {low}, high {high}: 1, where both policies agree, must lie between them")
+        if self.kind == "truncate" and high < 1:
+            raise ValueError(f"high: found {high}; it must be 1 or more, for 1 is where both policies agree")
         return self
 
 
@@ -136,17 +142,27 @@ class Options(ComponentConfig):
     @model_validator(mode="before")
     @classmethod
     def _refused(cls, raw: Any) -> Any:
-        found = [name for name in cls.refuses if isinstance(raw, Mapping) and name in raw]
+        given = raw if isinstance(raw, Mapping) else {}
+        # A refused setting that the class inherits may be written out with its default, as a resolved run file does.
+        found = [name for name in cls.refuses if name in given and not cls._is_default(name, given[name])]
         if found:
             raise ValueError("; ".join(f"{name}: {cls.refuses[name]}" for name in found))
         return raw
+
+    @classmethod
+    def _is_default(cls, name: str, value: Any) -> bool:
+        return name in cls.model_fields and bool(cls.model_fields[name].default == value)
 
     @model_validator(mode="after")
     def _constant_where_needed(self) -> Self:
         if (self.aggregation == "constant") != (self.constant is not None):
             raise ValueError(
                 f"aggregation is {self.aggregation!r} and constant is {self.constant}: "
-                "set 'constant' with aggregation 'constant', and only there"
+                + (
+                    "set constant to the response limit, the most tokens that a play may sample"
+                    if self.constant is None
+                    else "leave constant out, or set aggregation to 'constant'"
+                )
             )
         return self
 

@@ -1,6 +1,7 @@
 """What policy gradients have in common: options, credit for each token, and the parts of a loss.
 
-An algorithm gives ``advantages`` and ``loss``; both end in a method of this class, which adds what the options ask for.
+An algorithm gives ``advantages``, which ends in ``credited``, and ``loss``, which ends in ``terms.composed``: these add
+what the options ask for.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from relax_algorithms import credit
 from relax_algorithms.options import Options, problems
-from relax_core.interfaces import Algorithm, Columns, Loss, ScoredGroup, Streaming
+from relax_core.interfaces import Algorithm, Columns, ScoredGroup, Streaming
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
-    from relax_algorithms.terms import Metrics, Terms
     from relax_core.config.schema import RunConfig
 
 
@@ -45,6 +44,14 @@ class PolicyGradient(Algorithm):
             )
         yield from problems(config, run)
 
+    @classmethod
+    def notes(cls, config: Options, run: RunConfig) -> Iterable[str]:
+        if run.max_staleness and run.old == "recompute" and config.correction is None:
+            yield (
+                f"max_staleness is {run.max_staleness}, and nothing corrects for what an older policy sampled: set "
+                "algorithm.correction ({kind: truncate}), or old: engine, whose ratio is to the policy that sampled"
+            )
+
     def group_metrics(self, groups: Sequence[ScoredGroup]) -> Mapping[str, tuple[float, float]]:
         return credit.group_metrics(groups) if self.compares else {}
 
@@ -70,9 +77,3 @@ class PolicyGradient(Algorithm):
             advantages = credit.whitened(groups, advantages)
         shares = credit.aggregation(config.aggregation, groups, config.constant)
         return credit.columns(groups, advantages, shares, **extra)
-
-    def composed(self, terms: Terms, loss_BT: Tensor, clipped_BT: Tensor, metrics: Metrics | None = None) -> Loss:
-        """The loss of the policy's token losses (B, T) and what the options add. See ``terms.composed``."""
-        from relax_algorithms import terms as parts
-
-        return parts.composed(self.config, terms, loss_BT, clipped_BT, metrics or {})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relax_algorithms import ops
-from relax_algorithms.options import Correction, Kl, Options, Rejection
+from relax_algorithms.options import Clipped, Correction, Kl, Options, Rejection
 from relax_core.interfaces import Batch, Loss, Outputs
 
 Metrics = Mapping[str, tuple[Tensor, Tensor]]
@@ -51,13 +51,24 @@ class Terms:
         return ops.sequence_mean(values_BT, self.mask_BT, self.batch.sequence_B)[:, None]
 
 
-def composed(options: Options, terms: Terms, loss_BT: Tensor, clipped_BT: Tensor, metrics: Metrics) -> Loss:
+def clipped(options: Clipped, terms: Terms, ratio_BT: Tensor | None = None, metrics: Metrics | None = None) -> Loss:
+    """``composed`` of PPO's clipped surrogate. ``ratio_BT``: in place of the tokens' own ratios."""
+    ratio_BT = terms.ratio_BT if ratio_BT is None else ratio_BT
+    bounds = (options.clip_low, options.clip_high, options.dual_clip)
+    loss_BT = ops.clipped_surrogate(ratio_BT, terms.advantages_BT, *bounds)
+    clipped_BT = ops.is_clipped(ratio_BT, terms.advantages_BT, *bounds)
+    return composed(options, terms, loss_BT, clipped_BT, metrics)
+
+
+def composed(
+    options: Options, terms: Terms, loss_BT: Tensor, clipped_BT: Tensor, metrics: Metrics | None = None
+) -> Loss:
     """Token losses of the policy, weighted by corrections, with KL and entropy terms added, then aggregated.
 
     ``clipped_BT``: tokens from which the loss takes the gradient. What is rejected counts as clipped, and stays in the
     counts of the aggregation: it weighs 0.
     """
-    mask_BT, found = terms.mask_BT, dict(metrics)
+    mask_BT, found = terms.mask_BT, dict(metrics or {})
     found["ratio"] = ops.masked_sum(terms.ratio_BT, mask_BT)
     found["kl_old"] = ops.masked_sum(ops.k3(terms.old_BT, terms.outputs.logprobs_BT.detach(), mask_BT), mask_BT)
     if options.correction is not None:
@@ -120,7 +131,13 @@ def _log_rho(terms: Terms) -> Tensor:
 
 
 def kl_of(kl: Kl, terms: Terms) -> Tensor:
-    """The divergence from the reference (B, T), by the chosen estimate; with gradient."""
+    """The divergence from the reference (B, T), by the chosen estimate; with gradient.
+
+    ``unbiased``: times r, so that its expected gradient over tokens of pi_old is that of KL(pi || ref). k3 is an
+    estimate of the value and takes r with its gradient; k2's own gradient is the right one already, r a mere weight.
+    """
     estimate = {"k1": ops.k1, "k2": ops.k2, "k3": ops.k3}[kl.kind]
     divergence_BT = estimate(terms.outputs.logprobs_BT, terms.batch.columns["ref_logprobs"], terms.mask_BT)
-    return divergence_BT * terms.ratio_BT if kl.unbiased else divergence_BT
+    if not kl.unbiased:
+        return divergence_BT
+    return divergence_BT * (terms.ratio_BT.detach() if kl.kind == "k2" else terms.ratio_BT)

@@ -70,6 +70,37 @@ def test_what_teaches_nothing_is_counted() -> None:
     }
 
 
+# --- leave one out ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0, 0.0], [1.0, -1.0]),
+        ([1.0, 0.0, 0.0], [1.0, -0.5, -0.5]),
+        ([1.0, 1.0, 0.0], [0.5, 0.5, -1.0]),
+        ([3.0, 1.0, 2.0, 0.0], [3 - 1.0, 1 - 5 / 3, 2 - 4 / 3, 0 - 2.0]),
+        ([1.0, None, 0.0, math.nan], [1.0, 0.0, -1.0, 0.0]),
+        ([1e9 + 1, 1e9], [1.0, -1.0]),
+    ],
+)
+def test_leave_one_out(rewards: list[float | None], expected: list[float]) -> None:
+    """Exactly: no other form, such as G / (G - 1) times the deviation from the mean, is right to the last digit."""
+    assert credit.leave_one_out(rewards).tolist() == expected
+
+
+@pytest.mark.parametrize(("reward", "count"), [(0.1, 7), (2.3, 31)])
+def test_leave_one_out_of_equal_rewards_is_exactly_nothing(reward: float, count: int) -> None:
+    reward = float(np.float32(reward))
+    assert credit.leave_one_out([reward] * count).tolist() == [0.0] * count
+    assert credit.leave_one_out([reward, None, reward, math.inf]).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("rewards", [[0.7], [None, 0.7, None], [None, None], []])
+def test_leave_one_out_with_nothing_to_compare_with(rewards: list[float | None]) -> None:
+    assert credit.leave_one_out(rewards).tolist() == [0.0] * len(rewards)
+
+
 # --- aggregations -----------------------------------------------------------------------------------------------------
 # Token losses 1, 2, ... in reading order over the trained tokens.
 #   task a: plays of 3 tokens (1 2 3) and, in two rows, of 2 + 4 (4 5 | 6 7 8 9); one abstains

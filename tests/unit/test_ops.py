@@ -114,6 +114,65 @@ def test_clipped_surrogate(ratio: float, advantage: float, dual: float | None, l
     assert torch.autograd.grad(loss_BT.sum(), ratio_BT)[0].item() == pytest.approx(gradient)
 
 
+def two_trajectories() -> tuple[Tensor, Tensor, Tensor]:
+    """log r of a trajectory in two rows (ln 2 | 2 ln 2, 0) and of one of a single token (-ln 2); mask; sequence."""
+    log_ratio_BT = torch.tensor([[LN2, NAN, NAN], [2 * LN2, NAN, 0.0], [-LN2, NAN, NAN]])
+    mask_BT = torch.tensor([[True, False, False], [True, False, True], [True, False, False]])
+    return log_ratio_BT, mask_BT, torch.tensor([0, 0, 1])
+
+
+def test_sequence_ratio() -> None:
+    """(ln 2 + 2 ln 2 + 0) / 3 = ln 2: the trajectory's ratio is 2, over both rows; each token's gradient is it too."""
+    log_ratio_BT, mask_BT, sequence_B = two_trajectories()
+    logprobs_BT = (log_ratio_BT - 3).requires_grad_()
+    ratio_BT = ops.sequence_ratio(log_ratio_BT, logprobs_BT, mask_BT, sequence_B)
+    assert ratio_BT[mask_BT].tolist() == pytest.approx([2, 2, 2, 0.5])
+    (gradient,) = torch.autograd.grad(ops.masked(ratio_BT, mask_BT).sum(), logprobs_BT)
+    assert gradient.tolist() == [pytest.approx(row) for row in ([2, 0, 0], [2, 0, 2], [0.5, 0, 0])]
+
+
+def test_sequence_ratio_has_the_gradient_of_the_geometric_mean() -> None:
+    """Averaged over the trajectory's tokens, the token form has the gradient of s = exp(sum of log r / length)."""
+    log_ratio_BT, mask_BT, sequence_B = two_trajectories()
+    logprobs_BT = (log_ratio_BT - 3).requires_grad_()
+    ratio_BT = ops.sequence_ratio(log_ratio_BT, logprobs_BT, mask_BT, sequence_B)
+    token_form = ops.masked(ratio_BT, mask_BT)[:2].sum() / 3 + ratio_BT[2, 0]
+    first = logprobs_BT[:2][mask_BT[:2]] + 3
+    written = (first.sum() / len(first)).exp() + (logprobs_BT[2, 0] + 3).exp()
+    assert token_form.item() == pytest.approx(written.item()) == 2.5
+    found, expected = (torch.autograd.grad(total, logprobs_BT)[0] for total in (token_form, written))
+    torch.testing.assert_close(found, expected)
+    assert expected[0].tolist() == pytest.approx([2 / 3, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "weight"),  # tau is 1 for positive advantages, 2 for others
+    [
+        (1.0, 3.0, -4 / 1 * 0.5 * 3, 1.0),
+        (1.0, -3.0, 4 / 2 * 0.5 * 3, 1.0),
+        (1 + math.log(3), 1.0, -4 / 1 * 0.75, 0.75),  # p = 3/4, 4 p (1 - p) = 3/4
+        (1 + math.log(3) / 2, -1.0, 4 / 2 * 0.75, 0.75),
+        (1 - math.log(3) / 2, -1.0, 4 / 2 * 0.25, 0.75),  # p = 1/4: the gate falls on both sides
+        (1e8, 1.0, -4.0, 0.0),
+    ],
+)
+def test_soft_gate(ratio: float, advantage: float, loss: float, weight: float) -> None:
+    ratio_BT, advantages_BT = torch.tensor([[ratio]], requires_grad=True), torch.tensor([[advantage]])
+    loss_BT = ops.soft_gate(ratio_BT, advantages_BT, 1.0, 2.0)
+    assert loss_BT.item() == pytest.approx(loss)
+    (gradient,) = torch.autograd.grad(loss_BT.sum(), ratio_BT)
+    assert gradient.item() == pytest.approx(-weight * advantage)
+    weight_BT = ops.soft_gate_weight(ratio_BT, advantages_BT, 1.0, 2.0)
+    assert weight_BT.item() == pytest.approx(weight) and not weight_BT.requires_grad
+
+
+def test_bounded_weight() -> None:
+    ratio_BT = torch.tensor([[0.01, 0.5, 1.0, 1.5]], requires_grad=True)
+    assert ops.bounded_weight(ratio_BT, None, 0.2).tolist()[0] == pytest.approx([0.01, 0.5, 1.0, 1.2])
+    assert ops.bounded_weight(ratio_BT, 0.4, 1.0).tolist()[0] == pytest.approx([0.6, 0.6, 1.0, 1.5])
+    assert not ops.bounded_weight(ratio_BT, None, 0.2).requires_grad
+
+
 def test_entropy_bonus() -> None:
     entropy_BT = torch.tensor([[2.0, NAN]], requires_grad=True)
     loss_BT = ops.entropy_bonus(entropy_BT, 0.1, torch.tensor([[True, False]]))

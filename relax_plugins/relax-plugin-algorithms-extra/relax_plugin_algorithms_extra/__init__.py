@@ -1,0 +1,1 @@
+"""More algorithms for Relax, written against its public interface alone."""
