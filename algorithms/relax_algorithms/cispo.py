@@ -12,6 +12,9 @@ from relax_algorithms.options import Options
 from relax_algorithms.policy_gradient import PolicyGradient
 from relax_core.interfaces import About, Batch, Columns, Loss, Outputs, ScoredGroup
 
+LEAST = -1e9
+"""A log-prob below it has no gradient: 0 x infinity would be NaN."""
+
 
 class Cispo(PolicyGradient):
     """CISPO (arXiv:2506.13585): bounds a token's weight instead of dropping its gradient.
@@ -54,7 +57,7 @@ class Cispo(PolicyGradient):
 
         config, terms = self.config, Terms.of(batch, outputs)
         weight_BT = ops.bounded_weight(terms.ratio_BT, config.clip_low, config.clip_high)
-        logprobs_BT = ops.masked(outputs.logprobs_BT, terms.mask_BT)
+        logprobs_BT = ops.masked(outputs.logprobs_BT, terms.mask_BT).clamp(min=LEAST)
         bounded_BT = (weight_BT != terms.ratio_BT.detach()) & (terms.advantages_BT != 0)
         metrics = {
             name: ops.masked_sum(values_BT, terms.mask_BT)

@@ -31,7 +31,8 @@ stops the gradient. R is a play's reward, mean and std are those of its group (t
 whole trajectory, over all of its samples. A token loss counts only where the policy sampled the token.
 
 - The standard deviation is the sample one, in float64; a group whose valid rewards are all equal gets exactly 0, and so
-  does a single valid play. A play on which every reward abstains is left out of all statistics and is not trained.
+  does a single valid play (before whitening, where that is asked for). A play on which every reward abstains is left
+  out of all statistics and is not trained.
 - With `updates_per_step: 1` and `old: recompute`, pi is pi_old and r is 1: nothing is clipped. From the second update
   of a step on it moves. `old: engine` takes mu as pi_old.
 - Counts in denominators are those of the whole optimizer update: how it is cut into micro-batches, padded, packed or
@@ -43,7 +44,7 @@ whole trajectory, over all of its samples. A token loss counts only where the po
 - `updates_per_step`, `epochs` and `old` of the run file: how often a step's batch is trained, and where pi_old is from.
 - The stages `reference` (for `kl`), `critic` (for `ppo`) and `teacher` (for `opd`) start by themselves where an
   algorithm needs them; their settings are in the run file's `stages`.
-- The callbacks `dynamic-sampling`, `overlong` and `mask-truncated` go with any algorithm; see [hooks.md](hooks.md).
+- The callbacks `dynamic-sampling`, `overlong` and `mask-truncated`; see [hooks.md](hooks.md).
 - `relax check` explains in one line what cannot go together, and notes what probably should not.
 
 `relax_core.testing.algorithm_batch` runs one algorithm on a batch given as JSON, to compare it with any other code: see

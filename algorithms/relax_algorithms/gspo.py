@@ -54,5 +54,5 @@ class Gspo(PolicyGradient):
         from relax_algorithms.terms import Terms, clipped
 
         terms = Terms.of(batch, outputs)
-        s_BT = ops.sequence_ratio(terms.log_ratio_BT, outputs.logprobs_BT, terms.mask_BT, batch.sequence_B)
+        s_BT = ops.sequence_ratio(terms.log_ratio_BT, terms.mask_BT, batch.sequence_B)
         return clipped(self.config, terms, s_BT, {"sequence_ratio": ops.masked_sum(s_BT, terms.mask_BT)})

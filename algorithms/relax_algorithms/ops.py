@@ -95,14 +95,14 @@ def is_clipped(ratio_BT: Tensor, advantages_BT: Tensor, low: float, high: float,
     return falls_BT | rises_BT | ((advantages_BT < 0) & (ratio_BT > dual))
 
 
-def sequence_ratio(log_ratio_BT: Tensor, logprobs_BT: Tensor, mask_BT: Tensor, sequence_B: Tensor) -> Tensor:
+def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, sequence_B: Tensor) -> Tensor:
     """The ratio s of each token's trajectory (B, T): the geometric mean of r over its masked tokens. GSPO (2507.18071).
 
     In the token form sg(s) p / sg(p): each token's gradient is s x grad log p. Its mean over the trajectory has the
     gradient of s itself, and advantages may differ by token.
     """
     log_s_B1 = sequence_mean(log_ratio_BT.detach(), mask_BT, sequence_B)[:, None]
-    return (log_s_B1 + masked(logprobs_BT - logprobs_BT.detach(), mask_BT)).exp()
+    return (log_s_B1 + masked(log_ratio_BT - log_ratio_BT.detach(), mask_BT)).exp()
 
 
 def soft_gate(ratio_BT: Tensor, advantages_BT: Tensor, positive: float, negative: float) -> Tensor:

@@ -35,7 +35,8 @@ class Kl(ComponentConfig):
     """Keeps the policy near the reference: the model that the stage ``reference`` holds."""
 
     place: Literal["loss", "reward"] = "loss"
-    """``loss``: a term of the loss. ``reward``: a penalty of each sampled token, taken from its reward."""
+    """``loss``: a term of the loss. ``reward``: a penalty of each sampled token, taken from its reward; where a play
+    has one reward, their sum is taken from it before plays are compared. There d is of mu, the policy that sampled."""
     coefficient: PositiveFloat
     """Factor of the divergence."""
     estimator: Literal["k1", "k2", "k3"] | None = None
@@ -126,7 +127,8 @@ class Options(ComponentConfig):
     """For ``aggregation: constant`` alone: divides a play's summed loss; such as its limit of sampled tokens."""
     whiten: bool = False
     """Whether advantages get mean 0 and deviation 1 over the step's sampled tokens; then training begins only when the
-    step's rollout is complete."""
+    step's rollout is complete. The step's mean is taken from all of them: a group with nothing to learn, 0 before, is
+    no longer exactly 0."""
     kl: Kl | None = None
     """A penalty on the distance from a reference; default: none."""
     entropy: EntropyBonus | None = None

@@ -37,7 +37,8 @@ class Rloo(PolicyGradient):
 
         @model_validator(mode="after")
         def _bounds_where_clipped(self) -> Self:
-            found = [name for name in ("clip_low", "clip_high", "dual_clip") if name in self.model_fields_set]
+            fields = type(self).model_fields  # compared with defaults: a resolved run file writes them out
+            found = [n for n in ("clip_low", "clip_high", "dual_clip") if getattr(self, n) != fields[n].default]
             if found and not self.clip:
                 raise ValueError(f"{found[0]}: clip is false and so nothing is clipped: leave out {found[0]}, or clip")
             return self

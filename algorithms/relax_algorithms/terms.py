@@ -133,11 +133,14 @@ def _log_rho(terms: Terms) -> Tensor:
 def kl_of(kl: Kl, terms: Terms) -> Tensor:
     """The divergence from the reference (B, T), by the chosen estimate; with gradient.
 
-    ``unbiased``: times r, so that its expected gradient over tokens of pi_old is that of KL(pi || ref). k3 is an
-    estimate of the value and takes r with its gradient; k2's own gradient is the right one already, r a mere weight.
+    ``unbiased``: times r, so that its expected gradient over tokens of pi_old is that of KL(pi || ref): r d grad log pi
+    at each token. k2 has it when r is a mere weight. r k3 has it too, but as the difference of terms that grow like
+    exp(-d): so k3 gives the value and k2 the gradient.
     """
     estimate = {"k1": ops.k1, "k2": ops.k2, "k3": ops.k3}[kl.kind]
-    divergence_BT = estimate(terms.outputs.logprobs_BT, terms.batch.columns["ref_logprobs"], terms.mask_BT)
+    policies = (terms.outputs.logprobs_BT, terms.batch.columns["ref_logprobs"], terms.mask_BT)
     if not kl.unbiased:
-        return divergence_BT
-    return divergence_BT * (terms.ratio_BT.detach() if kl.kind == "k2" else terms.ratio_BT)
+        return estimate(*policies)
+    half_square_BT = ops.k2(*policies)
+    slope_BT = half_square_BT - half_square_BT.detach()
+    return terms.ratio_BT.detach() * (estimate(*policies).detach() + slope_BT)

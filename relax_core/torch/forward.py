@@ -59,6 +59,8 @@ class Forward:
         self.device = next(model.parameters()).device
         self._attention = LaneAttention(model) if self.kind != "padded" else None
         self._banned = torch.tensor(adapter.banned_token_ids, dtype=torch.long, device=self.device)
+        limits = limits_of(self.device)
+        self._limits = replace(limits, chunk=_CHUNK.get(self.device.type, limits.chunk))
 
     @contextmanager
     def run(
@@ -116,7 +118,5 @@ class Forward:
     ) -> Statistics:
         """Of the distribution that the engine samples from: tempered, without banned tokens."""
         asked = Asked(self.temperature, self._banned, "entropy" in outputs, "full_logprobs" in outputs)
-        limits = limits_of(self.device)
-        limits = replace(limits, chunk=_CHUNK.get(self.device.type, limits.chunk))
-        head = partial(self.adapter.head, self.model)
-        return statistics(head, hidden_MH, target_M, self.adapter.vocab_size, asked, ids_MK, limits)
+        vocab, limits = self.adapter.vocab_size, self._limits
+        return statistics(partial(self.adapter.head, self.model), hidden_MH, target_M, vocab, asked, ids_MK, limits)

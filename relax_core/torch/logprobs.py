@@ -38,10 +38,13 @@ class Limits:
     """Elements (n, V) that become probabilities at once; on a CPU for each of its threads, to stay in their caches."""
     kept: int
     """Bytes of logits that stay from the forward pass to the backward pass instead of being made again."""
+    plain: int = 0
+    """Elements of all logits (M, V) up to which autograd does it alone: of few it is faster, and what it holds is
+    little."""
 
 
-_LIMITS = {"cpu": Limits(chunk=1 << 26, block=1 << 18, kept=1 << 30)}
-_GPU = Limits(chunk=1 << 28, block=1 << 25, kept=1 << 32)
+_LIMITS = {"cpu": Limits(chunk=1 << 26, block=1 << 18, kept=1 << 30, plain=1 << 20)}
+_GPU = Limits(chunk=1 << 28, block=1 << 24, kept=1 << 32, plain=1 << 24)
 
 _FRESH = frozenset(f"{name}Backward0" for name in ("Mm", "Addmm", "UnsafeView", "Add", "Mul", "Div", "ToCopy"))
 """Operations whose result is a tensor of its own that their backward pass does not use: it may be overwritten."""
@@ -88,7 +91,7 @@ def statistics(
     possible; a second one through the same statistics raises RuntimeError where the first overwrote the logits.
     """
     limits = limits or limits_of(hidden_MH.device)
-    if len(target_M) * vocab_size <= limits.block:
+    if len(target_M) * vocab_size <= limits.plain:
         return _plain(head(hidden_MH), target_M, ids_MK, asked)
     size = max(1, limits.chunk // vocab_size)
     hidden, target = torch.split(hidden_MH, size), torch.split(target_M, size)
@@ -112,7 +115,7 @@ def statistics(
 
 
 def _plain(logits_MV: Tensor, target_M: Tensor, ids_MK: Tensor | None, asked: Asked) -> Statistics:
-    """The same by autograd alone: of few tokens it is the fastest, and what it holds does not matter."""
+    """The same by autograd alone."""
     logits_MV = _tempered(logits_MV.float(), asked)
     if ids_MK is None and not asked.entropy and not asked.full:
         return Statistics(-cross_entropy(logits_MV, target_M, reduction="none"))
@@ -211,7 +214,7 @@ class _Statistics(torch.autograd.Function):
         overwrite = ctx.fresh and ctx.all_mV is None
         into_mV = values_mV.detach() if overwrite else torch.empty_like(values_mV, dtype=ctx.dtype)
         for part in _blocks(values_mV, ctx.work.block):
-            into_mV[part] = _gradient(values_mV, ctx.work, part, gradients)
+            _gradient(values_mV, ctx.work, part, gradients, into_mV[part])
         return into_mV, None
 
 
@@ -257,7 +260,7 @@ def _tempered(logits_nV: Tensor, asked: Asked) -> Tensor:
 def _measure(logits_mV: Tensor, work: _Work, part: slice, made: Statistics) -> None:
     """Write the statistics of a block's rows."""
     all_nV = _tempered(logits_mV[part], work.asked).log_softmax(-1, dtype=torch.float32)
-    made.logprobs_M[part] = all_nV.gather(-1, work.target_m[part, None])[:, 0]
+    torch.gather(all_nV, -1, work.target_m[part, None], out=made.logprobs_M[part, None])
     if made.topk_logprobs_MK is not None:
         assert work.ids_mK is not None
         made.topk_logprobs_MK[part] = all_nV.gather(-1, work.ids_mK[part])
@@ -267,34 +270,43 @@ def _measure(logits_mV: Tensor, work: _Work, part: slice, made: Statistics) -> N
         made.entropy_M[part] = -all_nV.exp().mul_(all_nV).sum(-1)
 
 
-def _gradient(values_mV: Tensor, work: _Work, part: slice, gradients: Sequence[Tensor | None]) -> Tensor:
-    """Of a block's logits, float32 (n, V). ``values_mV``: the chunk's logits, or its log-probs where all were asked.
+def _gradient(values_mV: Tensor, work: _Work, part: slice, gradients: Sequence[Tensor | None], into_nV: Tensor) -> None:
+    """Write the gradient of a block's logits. ``values_mV``: the chunk's logits, or log-probs where all were asked for.
 
     With probabilities p, entropy S, the gradient g of the log-prob of token t and s of the entropy, that of logit j is
     (g ([j = t] - p_j) - s p_j (log p_j + S)) / temperature. Every other log-prob adds to it as that of t does.
     """
     asked, heat = work.asked, work.asked.temperature
     g_n, s_n, g_nK, g_nV = (None if x is None else x[part] if heat == 1 else x[part] / heat for x in gradients)
-    values_nV = values_mV[part]
-    pull_n1 = values_nV.new_zeros(len(values_nV), 1, dtype=torch.float32)
+    values_nV, target_n1 = values_mV[part], work.target_m[part, None]
+    if work.everything is None and s_n is None and g_nK is None:
+        assert g_n is not None
+        made_nV = _tempered(values_nV, asked).softmax(-1, dtype=torch.float32)
+        made_nV.scatter_add_(-1, target_n1, made_nV.new_full((1, 1), -1).expand_as(target_n1))
+        _without_banned(made_nV, asked)
+        torch.mul(made_nV, -g_n[:, None], out=into_nV)  # one pass less over memory than in place and copied
+        return
+    all_nV = values_nV if work.everything else _tempered(values_nV, asked).log_softmax(-1, dtype=torch.float32)
+    made_nV = all_nV.exp()
+    pull_n1 = made_nV.new_zeros(len(made_nV), 1)
     for g in (g_n, g_nK, g_nV):
         pull_n1 = pull_n1 if g is None else pull_n1 + g.reshape(len(g), -1).sum(-1, keepdim=True)
-    if s_n is None and work.everything is None:
-        made_nV = _tempered(values_nV, asked).softmax(-1, dtype=torch.float32)
-    else:
-        all_nV = values_nV if work.everything else _tempered(values_nV, asked).log_softmax(-1, dtype=torch.float32)
-        made_nV = all_nV.exp()
-        if s_n is not None:
-            entropy_n1 = -(made_nV * all_nV).sum(-1, keepdim=True)
-            pull_n1 = torch.addcmul(pull_n1 + s_n[:, None] * entropy_n1, all_nV, s_n[:, None])
-    made_nV = made_nV.mul_(-pull_n1)
+    if s_n is not None:
+        entropy_n1 = -(made_nV * all_nV).sum(-1, keepdim=True)
+        pull_n1 = torch.addcmul(pull_n1 + s_n[:, None] * entropy_n1, all_nV, s_n[:, None])
+    made_nV.mul_(pull_n1.neg_())
     if g_n is not None:
-        made_nV.scatter_add_(-1, work.target_m[part, None], g_n[:, None])
+        made_nV.scatter_add_(-1, target_n1, g_n[:, None])
     if g_nK is not None:
         assert work.ids_mK is not None
         made_nV.scatter_add_(-1, work.ids_mK[part], g_nK)
     if g_nV is not None:
         made_nV.add_(g_nV)
+    into_nV.copy_(_without_banned(made_nV, asked))
+
+
+def _without_banned(gradient_nV: Tensor, asked: Asked) -> Tensor:
+    """With 0 for the logits that were replaced."""
     if asked.banned is not None and len(asked.banned):
-        made_nV.index_fill_(-1, asked.banned, 0)
-    return made_nV
+        gradient_nV.index_fill_(-1, asked.banned, 0)
+    return gradient_nV

@@ -93,7 +93,9 @@ def test_a_column_that_nobody_makes_is_refused(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.timeout(60)
 def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run_file(tmp_path, plugins=["columns"], rewards=[{"id": "broken"}], evaluation=[])
-    with pytest.raises(RelaxError, match=r"nothing of the last 20 groups can be trained.*broken failed.*the grader is down"):
+    with pytest.raises(
+        RelaxError, match=r"nothing of the last 20 groups can be trained.*broken failed.*the grader is down"
+    ):
         train(path, installed=plugin(tmp_path, monkeypatch, stage=True))
 
 

@@ -19,6 +19,8 @@ from relax_core.interfaces import Algorithm
 from relax_core.replay import main as replay
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, scored_group
 from relax_core.testing.runs import accounted, metrics, run_file, summary, train
+from relax_core.types import Trajectory
+from relax_envs.rewards.format import Format
 from relax_plugin_algorithms_extra.dppo import Dppo
 from relax_plugin_algorithms_extra.gdpo import Gdpo
 from relax_plugin_algorithms_extra.gmpo import Gmpo
@@ -186,7 +188,7 @@ def test_gdpo_names_the_rewards() -> None:
 def test_gdpo_does_not_seek_a_penalty() -> None:
     rewards = ({"id": "exact"}, {"id": "format", "weight": -0.5})
     (line,) = problems("gdpo", rewards=rewards)
-    assert "'format' has weight -0.5" in line and "set weights to {format: -1}" in line
+    assert "'format' has weight -0.5" in line and "such as {format: -0.5}" in line
     assert not problems("gdpo", {"weights": {"format": -1.0}}, rewards=rewards)
 
 
@@ -210,7 +212,8 @@ def trained(folder: Path, id: str, **changes: Any) -> Path:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("id", ALL)
 def test_a_run(tmp_path: Path, id: str) -> None:
-    directory = trained(tmp_path, id)
+    weights = {"weights": {"exact": 0.8, "format": 0.2}} if id == "gdpo" else {}
+    directory = trained(tmp_path, id, algorithm={"id": id, **weights})
     lines = [line for line in metrics(directory) if "train/loss" in line]
     assert len(lines) == 2 and accounted(summary(directory)["groups"])
     for line in lines:
@@ -231,6 +234,10 @@ def test_a_replay_finds_the_same_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_negative_reward_ends_a_maxrl_run(tmp_path: Path) -> None:
+def test_a_negative_reward_ends_a_maxrl_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fine(self: Format, trajectory: Trajectory) -> float:
+        return -1.0 if trajectory.turns else 0.0
+
+    monkeypatch.setattr(Format, "__call__", fine)
     with pytest.raises(DataError, match=r"^algorithm maxrl: a play of task '.+' has the reward -1; .*or take grpo$"):
-        trained(tmp_path, "maxrl", rewards=[{"id": "format", "weight": -1.0, "words": 1}])
+        trained(tmp_path, "maxrl", rewards=[{"id": "format", "words": 1}])

@@ -132,9 +132,9 @@ def test_plugins_shows_the_settings_of_a_component(capsys: pytest.CaptureFixture
     assert rows["entropy.start"][1:3] == ["float", "required"]
     assert relax("plugins", "exact") == 0
 
-    assert relax("plugins", "gpro") == 2
+    assert relax("plugins", "grpoo") == 2
     assert capsys.readouterr().err == (
-        "error: no component has the id 'gpro'; did you mean 'grpo'?; relax plugins lists them\n"
+        "error: no component has the id 'grpoo'; did you mean 'grpo'?; relax plugins lists them\n"
     )
 
 
@@ -196,11 +196,11 @@ def test_an_error_is_one_line_on_stderr(
 
 
 def test_several_errors_are_a_line_each(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert relax("check", str(run_file), "steps=0", "rewards.0.wieght=1", "algorithm.id=gpro") == 2
+    assert relax("check", str(run_file), "steps=0", "rewards.0.wieght=1", "algorithm.id=grpoo") == 2
     assert capsys.readouterr().err == (
         "error: steps: found 0; must be greater than 0\n"
         "error: rewards.0.wieght: unknown key; did you mean 'weight'?\n"
-        "error: algorithm.id: no algorithm has the id 'gpro'; did you mean 'grpo'?\n"
+        "error: algorithm.id: no algorithm has the id 'grpoo'; did you mean 'grpo'?\n"
     )
 
 

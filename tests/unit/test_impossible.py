@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from relax_core.config.resolve import resolve
+from relax_core.config.resolve import resolve, resolved
 from relax_core.errors import ConfigError
+from relax_core.plugins import activate
 from relax_core.testing.runs import TEXT_RUN
 
 KL = {"coefficient": 0.01}
@@ -44,6 +45,31 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": "gmpo", "clip_high": 0.3}, {}, "algorithm: clip_high: gmpo clips the log"),
     ({"id": "m2po", "correction": {}}, {}, "algorithm: correction: the loss of m2po already weighs"),
     ({"id": "reinforce++", "whiten": False}, {}, "algorithm.whiten: found false; the step's mean is the baseline"),
+    (
+        {"id": "gdpo", "weights": {"exact": 1.0}},
+        {},
+        "algorithm: weights: the reward 'format' has weight 0.2, which gdpo",
+    ),
+    (
+        {"id": "gdpo", "weights": {"exact": 0.0, "format": 0.0}},
+        {},
+        "algorithm: weights: every reward has weight 0",
+    ),
+    (
+        {"id": "gdpo", "weights": {"exact": 0.8, "format": 0.2}},
+        {"callbacks": [{"id": "overlong", "buffer": 1}]},
+        "algorithm: callback overlong changes the sum of rewards",
+    ),
+    (
+        {"id": "maxrl"},
+        {"callbacks": [{"id": "overlong", "buffer": 1}]},
+        "algorithm: callback overlong makes rewards neg",
+    ),
+    (
+        {"id": "maxrl"},
+        {"rewards": [{"id": "exact"}, {"id": "format", "weight": -0.1, "words": 1}]},
+        "algorithm: the reward 'format' has weight -0.1",
+    ),
     ({"id": "gdpo", "whiten": True}, {}, "algorithm: whiten: gdpo always divides"),
     ({"id": "opd", "whiten": True}, {"stages": [TEACHER]}, "algorithm: whiten: concerns the advantages of the reward"),
     # KL
@@ -96,3 +122,21 @@ def test_explained_in_one_line(algorithm: dict[str, Any], run: dict[str, Any], l
 )
 def test_what_works_together(algorithm: dict[str, Any], run: dict[str, Any]) -> None:
     assert problems(algorithm, run) == ()
+
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "dr-grpo": [{"constant": 3}],
+    "rloo": [{}, {"clip": False}],
+    "reinforce++": [{}, {"baseline": True, "kl": KL}],
+    "gdpo": [{"weights": {"exact": 0.8, "format": 0.2}}],
+}
+
+
+@pytest.mark.parametrize("id", activate(["algorithms-extra"]).components("algorithms"))
+def test_a_resolved_run_file_is_a_run_file(id: str) -> None:
+    """It writes every default out, those that an algorithm refuses to have changed included."""
+    stages = [TEACHER] if id == "opd" else []
+    for settings in SETTINGS.get(id, [{}]):
+        raw = copy.deepcopy(TEXT_RUN) | {"plugins": ["algorithms-extra"], "stages": stages}
+        once = resolved(*resolve(raw | {"algorithm": {"id": id, **settings}}))
+        assert resolved(*resolve(once)) == once

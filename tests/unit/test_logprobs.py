@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from relax_core.torch.logprobs import Asked, Limits, Statistics, limits_of, statistics
 
 M, H, K, V = 23, 8, 3, 41
-PLAIN = Limits(chunk=1 << 20, block=1 << 20, kept=1 << 20)
+PLAIN = Limits(chunk=1 << 20, block=1 << 20, kept=1 << 20, plain=1 << 20)
 KEPT = Limits(chunk=5 * V, block=2 * V, kept=1 << 20)
 """Four chunks of five tokens and one of three; blocks of two tokens."""
 AGAIN = replace(KEPT, kept=0)

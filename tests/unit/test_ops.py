@@ -124,23 +124,23 @@ def two_trajectories() -> tuple[Tensor, Tensor, Tensor]:
 def test_sequence_ratio() -> None:
     """(ln 2 + 2 ln 2 + 0) / 3 = ln 2: the trajectory's ratio is 2, over both rows; each token's gradient is it too."""
     log_ratio_BT, mask_BT, sequence_B = two_trajectories()
-    logprobs_BT = (log_ratio_BT - 3).requires_grad_()
-    ratio_BT = ops.sequence_ratio(log_ratio_BT, logprobs_BT, mask_BT, sequence_B)
+    log_ratio_BT.requires_grad_()
+    ratio_BT = ops.sequence_ratio(log_ratio_BT, mask_BT, sequence_B)
     assert ratio_BT[mask_BT].tolist() == pytest.approx([2, 2, 2, 0.5])
-    (gradient,) = torch.autograd.grad(ops.masked(ratio_BT, mask_BT).sum(), logprobs_BT)
+    (gradient,) = torch.autograd.grad(ops.masked(ratio_BT, mask_BT).sum(), log_ratio_BT)
     assert gradient.tolist() == [pytest.approx(row) for row in ([2, 0, 0], [2, 0, 2], [0.5, 0, 0])]
 
 
 def test_sequence_ratio_has_the_gradient_of_the_geometric_mean() -> None:
     """Averaged over the trajectory's tokens, the token form has the gradient of s = exp(sum of log r / length)."""
     log_ratio_BT, mask_BT, sequence_B = two_trajectories()
-    logprobs_BT = (log_ratio_BT - 3).requires_grad_()
-    ratio_BT = ops.sequence_ratio(log_ratio_BT, logprobs_BT, mask_BT, sequence_B)
+    log_ratio_BT.requires_grad_()
+    ratio_BT = ops.sequence_ratio(log_ratio_BT, mask_BT, sequence_B)
     token_form = ops.masked(ratio_BT, mask_BT)[:2].sum() / 3 + ratio_BT[2, 0]
-    first = logprobs_BT[:2][mask_BT[:2]] + 3
-    written = (first.sum() / len(first)).exp() + (logprobs_BT[2, 0] + 3).exp()
+    first = log_ratio_BT[:2][mask_BT[:2]]
+    written = (first.sum() / len(first)).exp() + log_ratio_BT[2, 0].exp()
     assert token_form.item() == pytest.approx(written.item()) == 2.5
-    found, expected = (torch.autograd.grad(total, logprobs_BT)[0] for total in (token_form, written))
+    found, expected = (torch.autograd.grad(total, log_ratio_BT)[0] for total in (token_form, written))
     torch.testing.assert_close(found, expected)
     assert expected[0].tolist() == pytest.approx([2 / 3, 0, 0])
 

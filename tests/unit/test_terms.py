@@ -228,6 +228,20 @@ def test_kl_in_the_loss(kl: dict[str, Any], value: float, slope: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["k2", "k3"])
+def test_unbiased_kl_far_from_the_reference(kind: Any) -> None:
+    """Where exp(-d) is huge, d = -18 and -25, the gradient is still r d; the ratio here is 1."""
+    mask_BT, zeros_BT = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2)
+    logprobs_BT = torch.tensor([[-19.0, -26.0]], requires_grad=True)
+    batch = Batch(
+        0, mask_BT.long(), mask_BT, zeros_BT, None, zeros_BT, torch.ones(1), torch.ones(1),
+        torch.zeros(1, dtype=torch.long), {"ref_logprobs": torch.full((1, 2), -1.0)},
+    )  # fmt: skip
+    kl = Kl(coefficient=1.0, estimator=kind, unbiased=True)
+    (gradient,) = torch.autograd.grad(kl_of(kl, Terms.of(batch, Outputs(logprobs_BT))).sum(), logprobs_BT)
+    assert gradient.tolist()[0] == pytest.approx([-18, -25])
+
+
+@pytest.mark.parametrize("kind", ["k2", "k3"])
 def test_unbiased_kl_has_the_gradient_of_the_divergence(kind: Any) -> None:
     """Over tokens of another policy, its expected gradient is that of KL(pi || ref); without the ratio it is not."""
     reference, old = torch.tensor([0.5, -1.0, 0.25]).log_softmax(-1), torch.tensor([1.0, 0.2, -0.5]).log_softmax(-1)

@@ -69,8 +69,8 @@ class Dppo(PolicyGradient):
 
         terms, config = Terms.of(batch, outputs), self.config
         mask_BT, advantages_BT = terms.mask_BT, terms.advantages_BT
-        ratio_BT = ops.safe_ratio(outputs.logprobs_BT, batch.logprobs_BT, mask_BT)
-        ratio_BT = ratio_BT * (config.max_ratio / ratio_BT.detach()).clamp(max=1)
+        weight_BT = ops.safe_ratio(outputs.logprobs_BT.detach(), batch.logprobs_BT, mask_BT).clamp(max=config.max_ratio)
+        ratio_BT = weight_BT * ops.masked(outputs.logprobs_BT - outputs.logprobs_BT.detach(), mask_BT).exp()
         pi_BT, mu_BT = (ops.masked(p.detach(), mask_BT).exp() for p in (outputs.logprobs_BT, batch.logprobs_BT))
         moved_BT = pi_BT - mu_BT
         dropped_BT = ((advantages_BT > 0) & (moved_BT > config.delta)) | (

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
 
 
+ROUNDING = 1e-12
+"""A sum of advantages below it is what rounding left of advantages that cancel, and taken as 0."""
+
+
 class Gdpo(PolicyGradient):
     """GDPO (arXiv:2601.05242): each reward is compared within the group for itself, before rewards are added.
 
@@ -71,11 +75,27 @@ class Gdpo(PolicyGradient):
             if name not in names:
                 yield f"weights: no reward is named {name!r}{nearest(name, names)}; there is {', '.join(names)}"
         for reward in run.rewards:
-            if reward.weight < 0 and reward.label not in config.weights:
+            if reward.weight != 1 and reward.label not in config.weights:
                 yield (
-                    f"weights: the reward {reward.label!r} has weight {reward.weight:g}, which gdpo does not read, so "
-                    f"that it would be sought: set weights to {{{reward.label}: -1}}"
+                    f"weights: the reward {reward.label!r} has weight {reward.weight:g}, which gdpo does not read: "
+                    f"name it in weights, such as {{{reward.label}: {reward.weight:g}}}"
                 )
+        if names and not any(config.weights.get(name, 1.0) for name in names):
+            yield "weights: every reward has weight 0, so that nothing would be learned: raise one"
+        if any(section.id == "overlong" for section in run.callbacks):
+            yield (
+                "callback overlong changes the sum of rewards, which gdpo does not read: take a reward that penalises "
+                "length instead"
+            )
+
+    @classmethod
+    def notes(cls, config: Any, run: RunConfig) -> Iterable[str]:
+        yield from super().notes(config, run)
+        if any(section.id == "dynamic-sampling" for section in run.callbacks):
+            yield (
+                "dynamic-sampling filters groups whose sums of rewards are equal, from which gdpo may learn where the "
+                "single rewards differ"
+            )
 
     def group_metrics(self, groups: Sequence[ScoredGroup]) -> Mapping[str, tuple[float, float]]:
         """Those of all group-relative algorithms; ``groups_equal``: in which no single reward tells plays apart."""
@@ -105,7 +125,7 @@ class Gdpo(PolicyGradient):
         for name in names:
             values = [_reward(member, name) for member in group.members]
             total += self.config.weights.get(name, 1.0) * credit.group_advantages(values, "std")
-        return total
+        return np.where(abs(total) < ROUNDING, 0.0, total)
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms.terms import Terms, clipped

@@ -81,7 +81,8 @@ class M2po(PolicyGradient):
         import numpy as np
 
         squares = {row.id: _harmful_squares(row) for row in rows}
-        limit = limit_of(np.concatenate([values[values > 0] for values in squares.values()]), self.config.threshold)
+        harmful = [values[values > 0] for values in squares.values()]
+        limit = limit_of(np.concatenate([np.zeros(0), *harmful]), self.config.threshold)
         return {
             row.id: {MASK: ((row.columns["mask"] > 0) & (squares[row.id] < limit)).astype(np.float32)} for row in rows
         }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -12,6 +12,9 @@ from relax_algorithms.options import Clipped
 from relax_algorithms.policy_gradient import PolicyGradient
 from relax_core.errors import DataError
 from relax_core.interfaces import About, Batch, Columns, Loss, Outputs, ScoredGroup
+
+if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
 
 
 class Maxrl(PolicyGradient):
@@ -46,6 +49,18 @@ class Maxrl(PolicyGradient):
             return self
 
     config: Config
+
+    @classmethod
+    def check(cls, config: Any, run: RunConfig) -> Iterable[str]:
+        yield from super().check(config, run)
+        for reward in run.rewards:
+            if reward.weight < 0:
+                yield (
+                    f"the reward {reward.label!r} has weight {reward.weight:g}: maxrl divides by the mean reward and "
+                    "takes rewards of 0 or more: turn it into a reward of what is good, or take grpo"
+                )
+        if any(section.id == "overlong" for section in run.callbacks):
+            yield "callback overlong makes rewards negative, which maxrl refuses: leave it out, or take grpo"
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
         return self.credited(groups, credit.spread(groups, [_advantages(group) for group in groups]))
