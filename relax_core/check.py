@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from relax_core.config.columns import planned_stages
-from relax_core.errors import ConfigError, RelaxError
+from relax_core.errors import ConfigError, PluginError, RelaxError
 from relax_core.hook_manager import describe
 from relax_core.plugins import BUILT_IN
 from relax_core.types import MEDIA_KINDS, Task
 
 if TYPE_CHECKING:
     from relax_core.config.schema import EnvironmentSection, RunConfig
-    from relax_core.interfaces import Environment
+    from relax_core.interfaces import ComponentConfig, Environment
     from relax_core.plugins import Stack
     from relax_core.run import Run
 
@@ -112,19 +112,39 @@ def _describe_roles(run: RunConfig, stack: Stack, found: Findings) -> None:
     for what, section in (("model", run.model), ("engine", run.engine), ("trainer", run.trainer)):
         found.plan.append((what, _section(section.id, section.settings)))
     found.plan.append(("algorithm", _section(run.algorithm.id, run.algorithm.settings)))
-    found.plan += _stages(run, stack)
+    _describe_stages(run, stack, found)
     if run.callbacks:
         found.plan.append(("callbacks", ", ".join(section.id for section in run.callbacks)))
 
 
-def _stages(run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
-    """The stages between sampling and training, where the algorithm tells what it needs without heavy packages."""
+def _describe_stages(run: RunConfig, stack: Stack, found: Findings) -> None:
+    """The stages between sampling and training, where the algorithm tells what it needs without heavy packages.
+
+    And what it and they have to note.
+    """
     if not stack.is_light("algorithms", run.algorithm.id):
         return
-    plans, _ = planned_stages(run, stack, stack.build("algorithms", run.algorithm, where="algorithm"))
-    for plan in plans:
+    algorithm = stack.build("algorithms", run.algorithm, where="algorithm")
+    try:
+        config = stack.config("algorithms", run.algorithm, "algorithm")
+        found.notes += (f"algorithm: {line}" for line in algorithm.notes(config, run))
+    except Exception as error:
+        provider = stack.provided("algorithms", run.algorithm.id).who
+        raise PluginError(f"algorithm: notes of {run.algorithm.id!r} ({provider}) failed: {describe(error)}") from error
+    for plan in planned_stages(run, stack, algorithm)[0]:
+        own = stack.config("stages", plan.section, plan.where)
         made = ", ".join(sorted(plan.columns))
-        yield f"stage {plan.section.id}", f"makes {made}{_settings(plan.section.settings)}"
+        how = f"makes {made}{_model_of(own)}{_settings(plan.section.settings)}"
+        found.plan.append((f"stage {plan.section.id}", how))
+        if hasattr(own, "notes"):
+            found.notes += (f"{plan.where}.{line}" for line in own.notes(run))
+
+
+def _model_of(config: ComponentConfig) -> str:
+    """Which model a stage runs, if it runs one of its own or could."""
+    if not hasattr(config, "model"):
+        return ""
+    return " with the run's own model and its initial weights" if config.model is None else " with a model of its own"
 
 
 def _section(id: str, settings: dict[str, Any]) -> str:

@@ -15,6 +15,8 @@ from relax_core.checkpoint import Checkpoints
 from relax_core.config.resolve import load, resolved, version_problems
 from relax_core.config.yaml import dump, read
 from relax_core.errors import ConfigError
+from relax_core.journal import Journal
+from relax_core.metrics import MetricsLog
 from relax_core.run import Run
 
 MAY_CHANGE = frozenset({"steps", "checkpoint", "journal", "trajectories", "bus", "runs", "versions"})
@@ -44,10 +46,14 @@ def prepare(
 
 
 def claim(run: Run) -> None:
-    """Write ``config.yaml`` into the run's directory. A run that is there already must have the same settings."""
+    """Write ``config.yaml`` into the run's directory. A run that is there already must have the same settings.
+
+    One that got nowhere, for a wrong setting perhaps, leaves a directory that any settings may take.
+    """
     config, wanted = run.config, resolved(run.config, run.stack)
     file = run.directory / "config.yaml"
-    if file.exists():
+    taken = max(Checkpoints(run.directory / "checkpoints", config.checkpoint.keep, readonly=True).steps(), default=None)
+    if file.exists() and (taken is not None or _has_results(run)):
         made = read(file)
         if problems := [*version_problems(made.get("versions", {}), run.stack)]:
             raise ConfigError(*(f"{file}: {line}" for line in problems))
@@ -57,14 +63,19 @@ def claim(run: Run) -> None:
                 f"{run.directory}: holds a run with other settings ({'; '.join(changed[:3])}"
                 f"{' ...' if len(changed) > 3 else ''}): choose another name=..., or remove the directory"
             )
-    taken = max(Checkpoints(run.directory / "checkpoints", config.checkpoint.keep, readonly=True).steps(), default=0)
-    if taken > config.steps:
+    if taken is not None and taken > config.steps:
         raise ConfigError(f"steps: found {config.steps}, but {run.directory} has taken {taken}: ask for more")
     try:
         run.directory.mkdir(parents=True, exist_ok=True)
         write_file(file, dump(wanted).encode())
     except OSError as error:
         raise ConfigError(f"runs: {run.directory} cannot be written ({error.strerror}): choose another") from error
+
+
+def _has_results(run: Run) -> bool:
+    """Whether the directory has a trained step, or a line of metrics."""
+    journal = Journal(run.directory / "journal", run.config.journal.keep_steps)
+    return bool(journal.steps() or MetricsLog(run.directory).read())
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from relax_core.interfaces import ModelAdapter
@@ -31,8 +31,14 @@ class TrainerSetup:
 
 @dataclass(frozen=True, slots=True)
 class StageSetup:
-    """For a stage: the run, its roles, and the columns that it is to make of those that it can."""
+    """For a stage: the run, its roles, and the columns that it is to make of those that it can.
+
+    ``count``, ``exact`` and ``order``: how one that takes whole groups does best to claim them (see ``Stage``).
+    """
 
     run: Run
     roles: Roles
     columns: frozenset[str]
+    count: int = 1
+    exact: bool = False
+    order: Literal["any", "started", "finished"] = "any"

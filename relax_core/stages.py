@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from relax_core.admission import Outcome
 from relax_core.bus import BusClosed
 from relax_core.hookspecs import GroupEvent
-from relax_core.interfaces import Columns, Member, Row, ScoredGroup, Stage, Streaming
+from relax_core.interfaces import Columns, Member, Row, ScoredGroup, Stage
 
 if TYPE_CHECKING:
     from relax_core.admission import Admission
@@ -85,17 +85,17 @@ class Score(Stage):
 
 
 class Advantages(Stage):
-    """Credit: the algorithm's ``advantages`` of whole groups, and each row's share in the loss."""
+    """Credit: the algorithm's ``advantages`` of each group, and each row's share in the loss.
+
+    Algorithms that need the whole step are asked by the step itself (see step.py), which knows its groups.
+    """
 
     name = "advantages"
     by = "group"
 
-    def __init__(self, algorithm: Algorithm, from_trainer: frozenset[str], groups_per_step: int, order: str) -> None:
+    def __init__(self, algorithm: Algorithm, from_trainer: frozenset[str]) -> None:
         self.algorithm = algorithm
         self.needs = frozenset({"reward", "mask", "logprobs", "group", "trajectory"}) | (algorithm.needs - from_trainer)
-        if algorithm.streaming is Streaming.BATCH:  # statistics of the step's batch: exactly its groups, together
-            self.count, self.exact = groups_per_step, True
-            self.order = "started" if order == "started" else "finished"
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
         return self.algorithm.advantages(scored_groups(claim.rows))

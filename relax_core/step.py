@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from relax_core.bus import merge
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import BatchReady
-from relax_core.interfaces import TRAINER_COLUMNS, Row, StepResult
+from relax_core.interfaces import TRAINER_COLUMNS, Row, StepResult, Streaming
 from relax_core.journal import JournalEntry, RecordedCut
 from relax_core.stages import scored_groups
 
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from relax_core.system import System
     from relax_core.types import Group
 
-NEEDS = frozenset(
-    {"tokens", "mask", "logprobs", "versions", "positions", "media", "trajectory", "group", "reward"}
-    | {"advantages", "weight", "units"}
-)
+SAMPLED = frozenset({"tokens", "mask", "logprobs", "versions", "positions", "media", "trajectory", "group", "reward"})
+CREDIT = frozenset({"advantages", "weight", "units"})
 
 
 class StepGroups:
@@ -37,7 +35,10 @@ class StepGroups:
 
     def __init__(self, system: System, step: int) -> None:
         self.system, self.step = system, step
-        self.needs = NEEDS | system.algorithm.makes | (system.algorithm.needs - TRAINER_COLUMNS)
+        self.credits = system.algorithm.streaming is Streaming.BATCH
+        """Whether credit belongs to the whole step, and so is given here, when its groups are known."""
+        made = frozenset() if self.credits else CREDIT | system.algorithm.makes
+        self.needs = SAMPLED | made | (system.algorithm.needs - TRAINER_COLUMNS)
         self.claims: list[Claim] = []
         self.rows: list[Row] = []
         self.groups: list[Group] = []
@@ -69,6 +70,17 @@ class StepGroups:
         return [[next(whole) for _ in rows] for rows in taken]
 
     async def _taken(self) -> AsyncIterator[Sequence[Row]]:
+        """The rows of each group with their credit."""
+        if not self.credits:
+            async for rows in self._claimed():
+                yield rows
+            return
+        groups = [rows async for rows in self._claimed()]
+        credit = self.system.algorithm.advantages(scored_groups([row for rows in groups for row in rows]))
+        for rows in groups:
+            yield [_with(row, credit[row.id]) for row in rows]
+
+    async def _claimed(self) -> AsyncIterator[Sequence[Row]]:
         config, bus = self.system.run.config, self.system.bus
         while (missing := config.groups_per_step - len(self.groups)) > 0:
             asked = time.perf_counter()

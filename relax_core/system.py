@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Admission
+from relax_core.annotators import annotators
 from relax_core.collector import Collector
-from relax_core.config.columns import planned_stages
 from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
-from relax_core.interfaces import TRAINER_COLUMNS
+from relax_core.interfaces import TRAINER_COLUMNS, Streaming
 from relax_core.rollout import Player, Rollout, media_keys
 from relax_core.run import build_algorithm
 from relax_core.scoring import Scorer
-from relax_core.setup import StageSetup
 from relax_core.stages import Advantages, Score, serve
 from relax_core.storage import Storage
 from relax_core.tasks import TaskStream
@@ -47,7 +46,7 @@ class System:
         self.engine, self.trainer, self.bus = roles.engine, roles.trainer, roles.bus
         self.totals = Totals()
         self.algorithm: Algorithm = build_algorithm(run)
-        self.annotators = self._annotators()
+        self.annotators: dict[str, Stage] = {} if readonly else annotators(run, roles, self.algorithm)
         environments = self._environments()
         self.tasks = TaskStream(
             {section.label: (environments[section.label], section.weight) for section in config.environments},
@@ -106,19 +105,9 @@ class System:
         """Every stage between rollout and trainer, once for each worker, with the worker's name."""
         score = Score(self.run, self.scorer, self.bus, self.admission, self.rollout.decided, self.give_back)
         yield from ((f"score-{i}", score) for i in range(SCORE_WORKERS))
-        config = self.run.config
-        yield "advantages", Advantages(self.algorithm, TRAINER_COLUMNS, config.groups_per_step, config.order)
         yield from self.annotators.items()
-
-    def _annotators(self) -> dict[str, Stage]:
-        """By id, the stages that make what the algorithm needs beyond what was sampled, such as reference log-probs."""
-        plans, _ = planned_stages(self.run.config, self.run.stack, self.algorithm)
-        return {
-            plan.section.id: self.run.stack.build(
-                "stages", plan.section, StageSetup(self.run, self.roles, plan.columns), where=plan.where
-            )
-            for plan in plans
-        }
+        if self.algorithm.streaming is not Streaming.BATCH:  # else the step credits its groups itself
+            yield "advantages", Advantages(self.algorithm, TRAINER_COLUMNS)
 
     def give_back(self, rows: Mapping[str, Columns]) -> None:
         """Rows that are gone need their media no more."""

@@ -48,8 +48,11 @@ def planned_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> tuple[
         where, section = listed.get(id, (f"stages.{id}", ComponentSection(id=id)))
         plans.append(StagePlan(where, section, frozenset(chosen[id])))
     found += _misplaced(run, known, frozenset(chosen))
-    for where, section in [*listed.values(), *((p.where, p.section) for p in plans if p.section.id not in listed)]:
+    for where, section in listed.values():
         found += _wrong_settings(section, stack, where)
+    for plan in plans:
+        if plan.section.id not in listed:
+            found += _unlisted(plan, stack, run.algorithm.id)
     return plans, found
 
 
@@ -81,6 +84,20 @@ def _misplaced(run: RunConfig, known: Mapping[str, Component], chosen: frozenset
                 f"stages.{i}: {section.id} makes {makes}, which {run.algorithm.id} with its settings does not need: "
                 "remove it, or set what needs it"
             )
+
+
+def _unlisted(plan: StagePlan, stack: Stack, algorithm: str) -> Iterator[str]:
+    """What is wrong with a stage that is needed and not listed, and so has its defaults: some settings have none."""
+    id = plan.section.id
+    fields = stack.config_class("stages", id, plan.where).model_fields
+    if required := [name for name, field in fields.items() if field.is_required()]:
+        shown = ", ".join(f"{name}: {'{...}' if name in NESTED else '...'}" for name in required)
+        yield (
+            f"stages: {algorithm} needs {' and '.join(sorted(plan.columns))} of the stage {id!r}, whose "
+            f"{' and '.join(required)} must be given: write stages: [{{id: {id}, {shown}}}]"
+        )
+    else:
+        yield from _wrong_settings(plan.section, stack, plan.where)
 
 
 def _wrong_settings(section: ComponentSection, stack: Stack, where: str) -> Iterator[str]:

@@ -141,7 +141,11 @@ def component_problems(run: RunConfig, stack: Stack, *, heavy: bool = False) -> 
         if kind == "callbacks":
             yield from (f"{where}: {section.id}: {problem}" for problem in hook_problems(cls))
         if kind == "algorithms":
-            yield from planned_stages(run, stack, stack.build(kind, section, where=where))[1]
+            algorithm = stack.build(kind, section, where=where)
+            yield from planned_stages(run, stack, algorithm)[1]
+            trainer = stack.config("trainers", run.trainer, "trainer")
+            if hasattr(trainer, "unused"):
+                yield from (f"trainer.{line}" for line in trainer.unused(algorithm.outputs))
         if not hasattr(cls, "check"):
             continue
         try:

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Stage(ABC):
-    """A worker that needs some columns of rows and makes others. A plain object; the runtime decides where it lives."""
+    """A worker that needs some columns of rows and makes others. A plain object; the runtime decides where it lives.
+
+    Its ``Config`` may have a method ``notes(run)``, of the run file's settings: one line, which begins with the
+    setting's name, for each of its own that works but is worth knowing about; ``relax check`` prints it.
+    """
 
     name: str
     needs: frozenset[str]
@@ -24,8 +28,6 @@ class Stage(ABC):
     """Rows or groups it takes at once, at most; exactly so many if ``exact``."""
     exact: bool = False
     order: Literal["any", "started", "finished"] = "any"
-    workers: int = 1
-    """How many claims it works on at once."""
 
     @abstractmethod
     async def run(self, claim: Claim) -> Mapping[str, Columns]:

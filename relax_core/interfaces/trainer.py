@@ -41,7 +41,11 @@ class StepResult:
 
 
 class Trainer(Configurable, ABC):
-    """Computes gradients. It does not know the algorithm beyond its loss."""
+    """Computes gradients. It does not know the algorithm beyond its loss.
+
+    Its ``Config`` may have a method ``unused(outputs)``: one line, which begins with the setting's path, for each
+    setting that differs from its default and does nothing where the algorithm asks for these outputs.
+    """
 
     @property
     @abstractmethod

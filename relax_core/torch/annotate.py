@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from relax_core.interfaces import Columns, ModelAdapter, Outputs, Row
 from relax_core.torch.batch import line_count, lines, on_row, wide_column
 from relax_core.torch.forward import Forward
 from relax_core.torch.layout import Kind, Piece
+from relax_core.torch.logprobs import Asked, statistics
 from relax_core.torch.pieces import Pieces
-from relax_core.torch.sampling import BANNED
 
 PER_TOKEN = frozenset({"logprobs", "entropy"})
 """Outputs with a number for each token of a row."""
@@ -89,17 +90,21 @@ class Annotator:
         compute = self.compute
         size = max(1, _TOP_CHUNK.get(compute.device.type, 1 << 27) // compute.adapter.vocab_size)
         with compute.states(pieces) as states:
-            chunks = [self._logprobs(hidden).topk(top_k, -1) for hidden in torch.split(states.hidden_MH, size)]
+            parts = zip(torch.split(states.hidden_MH, size), torch.split(states.target_M, size), strict=True)
+            chunks = [self._logprobs(*part).topk(top_k, -1) for part in parts]
         logprobs_MK = torch.cat([chunk.values for chunk in chunks]).cpu().numpy()
         ids_MK = torch.cat([chunk.indices for chunk in chunks]).int().cpu().numpy()
         return {"topk_ids": lines(ids_MK, pieces), "topk_logprobs": lines(logprobs_MK, pieces)}
 
-    def _logprobs(self, hidden_MH: Tensor) -> Tensor:
-        """Of every token of the vocabulary (M, V)."""
+    def _logprobs(self, hidden_MH: Tensor, target_M: Tensor) -> Tensor:
+        """Of every token of the vocabulary (M, V), as the output ``full_logprobs`` has them."""
         compute = self.compute
-        logits_MV = compute.adapter.head(compute.model, hidden_MH).float() / compute.temperature
         banned = torch.tensor(compute.adapter.banned_token_ids, dtype=torch.long, device=compute.device)
-        return logits_MV.index_fill(-1, banned, BANNED).log_softmax(-1)
+        asked = Asked(compute.temperature, banned, full=True)
+        head = partial(compute.adapter.head, compute.model)
+        made = statistics(head, hidden_MH, target_M, compute.adapter.vocab_size, asked).full_logprobs_MV
+        assert made is not None  # was asked for
+        return made
 
     def _nothing(self, row: Row, outputs: frozenset[str], top_k: int | None) -> Columns:
         """The columns of a row without sampled tokens."""

@@ -25,14 +25,15 @@ _INPUTS = frozenset({"positions"})
 def make_batch(step: int, rows: Sequence[Row], pieces: Sequence[Piece], device: torch.device) -> Batch:
     """The batch of a micro-batch's rows.
 
-    Raises DataError when only some of them have a column, or have it with lines of other lengths.
+    Raises DataError, naming row and column, when only some of them have a column, or have it with another length than
+    one number for each token, or one line for each sampled token.
     """
     width = max(len(piece.ids) - piece.start for piece in pieces)
 
     def window(name: str, dtype: type[np.generic] = np.float32) -> torch.Tensor:
         grid_BT = np.zeros((len(rows), width), dtype)
         for i, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
-            values = _present(row, name)[piece.start :]
+            values = _per_token(row, name)[piece.start :]
             grid_BT[i, : len(values)] = values
         return torch.from_numpy(grid_BT).to(device)
 
@@ -85,6 +86,16 @@ def _present(row: Row, name: str) -> NDArray[Any]:
     return values
 
 
+def _per_token(row: Row, name: str) -> NDArray[Any]:
+    values, tokens = _present(row, name), len(row.columns["tokens"])
+    if values.shape != (tokens,):
+        raise DataError(
+            f"row {row.id}: its column {name!r} has shape {values.shape}; allowed is ({tokens},), one number for each "
+            "token of the row, prompt included"
+        )
+    return values
+
+
 # --- columns with a line of numbers for each sampled token ------------------------------------------------------------
 
 
@@ -123,15 +134,17 @@ def lines(values_MK: NDArray[Any], pieces: Sequence[Piece]) -> list[NDArray[Any]
 
 
 def _others(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """The names of all further columns: those with a float for each token, and those with a line for a sampled one."""
+    """The names of all further columns: those with a float for each token, and those with a line for a sampled one.
+
+    By kind and dimensions: a stage's column of a wrong length is found when it is read, instead of left out here.
+    """
     narrow, wide = set(), set()
     for row in rows:
-        sampled = int(np.count_nonzero(row.columns["mask"]))
         for name, value in row.columns.items():
             if name in _OWN | _INPUTS or not isinstance(value, np.ndarray):
                 continue
-            if value.shape == (len(row.columns["tokens"]),) and value.dtype.kind == "f":
+            if value.ndim == 1 and value.dtype.kind == "f":
                 narrow.add(name)
-            elif value.ndim == 2 and len(value) == sampled and value.dtype.kind in "fiu":
+            elif value.ndim == 2 and value.dtype.kind in "fiu":
                 wide.add(name)
     return sorted(narrow), sorted(wide)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -77,6 +78,16 @@ class TrainerConfig(ComponentConfig):
     """Torch threads of the trainer's process; default: 1 on a CPU (more slows small models), else torch's own."""
     critic: CriticConfig = CriticConfig()
     """Of algorithms with a critic, such as ``ppo``: a second copy of the model that learns the value of each state."""
+
+    def unused(self, outputs: frozenset[str]) -> Iterator[str]:
+        """See ``Trainer``."""
+        changed = [name for name, value in self.critic if value != getattr(CriticConfig(), name)]
+        if changed and "values" not in outputs:
+            yield (
+                f"critic: {', '.join(changed)} differ{'s' if len(changed) == 1 else ''} from the default, but the "
+                "algorithm asks for no values, so there is no critic: leave critic out, or take an algorithm with one, "
+                "such as ppo"
+            )
 
     def for_critic(self) -> Self:
         """The settings by which the critic learns."""

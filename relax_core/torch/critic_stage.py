@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class CriticStage(Stage):
     """Makes ``values``: float32 (T,), the critic's value of the state before each sampled token, 0 elsewhere.
 
-    It waits for the reward, so that what a filter takes away is never computed. One group at a time: a group's values
-    do not depend on which others were ready.
+    It waits for the reward, so that what a filter takes away is never computed.
     """
 
     name = "critic"
@@ -24,11 +23,12 @@ class CriticStage(Stage):
     by = "group"
 
     def __init__(self, setup: StageSetup) -> None:
+        self.count, self.exact, self.order = setup.count, setup.exact, setup.order
         self.trainer, self.media = setup.roles.trainer, setup.roles.media
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
         keys = [ref.key for row in claim.rows for ref in row.columns["media"]]
-        self.media.retain(keys)  # the group may be evicted while it is computed
+        self.media.retain(keys)  # a group may be evicted while it is computed
         try:
             made = await self.trainer.forward(claim.rows, frozenset({"values"}))
         finally:

@@ -25,8 +25,8 @@ _BUDGETS = {"cpu": 4096}
 class ModelStage(Stage):
     """Adds to each row what a frozen model says of its sampled tokens, at the run's temperature and with its bans.
 
-    It takes one group at a time, so that its prompt is computed once, and only scored ones: what the filters drop is
-    never computed. A group's columns do not depend on which other groups there are. Models of another section than the
+    It takes whole groups, so that a prompt is computed once, and only scored ones: what the filters drop is never
+    computed. Models of another section than the
     run's get the media features that the run's own model adapter made, and the positions: they must be of a kind that
     reads the same processing.
     """
@@ -39,11 +39,12 @@ class ModelStage(Stage):
     def __init__(self, config: ModelStageConfig, setup: StageSetup) -> None:
         """Raises ConfigError, before the weights are loaded, for a model with another vocabulary than the run's."""
         run, student = setup.run, setup.roles.adapter
+        self.count, self.exact, self.order = setup.count, setup.exact, setup.order
         self.where = place_of(self.name, run)
         self.columns = sorted(setup.columns)
         self.adapter = adapter_of(section_of(config), run, student, self.where)
         if problems := list(self.model_problems(config, student, self.adapter, setup.columns)):
-            raise ConfigError(*(f"{self.where}: {line}" for line in problems))
+            raise ConfigError(*(f"{self.where}.{line}" for line in problems))
         device, dtype = placement(config)
         self.model = self._loaded(device, dtype)
         budget = config.tokens_per_micro_batch or _BUDGETS.get(device, 16384)
@@ -52,7 +53,7 @@ class ModelStage(Stage):
         self.outputs = frozenset(self.sources[column][0] for column in self.columns)
         self.top_k: int | None = None
         self.weights_lock = asyncio.Lock()
-        """Held while a group is computed: new weights wait, so that no group sees two versions."""
+        """Held while groups are computed: new weights wait, so that none sees two versions."""
 
     def _loaded(self, device: str, dtype: torch.dtype) -> torch.nn.Module:
         try:
@@ -64,9 +65,10 @@ class ModelStage(Stage):
     def model_problems(
         cls, config: ModelStageConfig, student: ModelAdapter, own: ModelAdapter, columns: frozenset[str]
     ) -> Iterator[str]:
-        """What is wrong with the stage's model beside the run's, without weights: one line each."""
+        """What is wrong with the stage's model beside the run's, without weights: a line each, which begins with the
+        setting."""
         if line := vocabulary_problem(student, own):
-            yield line
+            yield f"model: {line}"
 
     @classmethod
     def deep_problems(
@@ -78,11 +80,11 @@ class ModelStage(Stage):
             own = adapter_of(section_of(config), run, student, where)
         except RelaxError as error:
             return [str(error)]
-        return [f"{where}: {line}" for line in cls.model_problems(config, student, own, columns)]
+        return [f"{where}.{line}" for line in cls.model_problems(config, student, own, columns)]
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
         self._refuse_unread_media(claim.rows)
-        # The group may be evicted meanwhile: its media must not leave the store while they are read.
+        # A group may be evicted meanwhile: its media must not leave the store while they are read.
         keys = [ref.key for row in claim.rows for ref in row.columns["media"]]
         self.adapter.media.retain(keys)
         try:
@@ -139,7 +141,7 @@ def vocabulary_problem(student: ModelAdapter, other: ModelAdapter) -> str | None
     """
     if other.vocab_size != student.vocab_size:
         return (
-            f"model has a vocabulary of {other.vocab_size:,} tokens, the run's model one of {student.vocab_size:,}; "
+            f"has a vocabulary of {other.vocab_size:,} tokens, the run's model one of {student.vocab_size:,}; "
             "their log-probs cannot be compared: take a model with the run's vocabulary"
         )
     ours, theirs = _tokens(student), _tokens(other)
@@ -147,7 +149,7 @@ def vocabulary_problem(student: ModelAdapter, other: ModelAdapter) -> str | None
         if ours[id] != theirs.get(id):
             found = repr(theirs[id]) if id in theirs else "no token"
             return (
-                f"model has {found} as token {id}, the run's model has {ours[id]!r}; their log-probs cannot be "
+                f"has {found} as token {id}, the run's model has {ours[id]!r}; their log-probs cannot be "
                 "compared: take a model with the run's vocabulary"
             )
     return None

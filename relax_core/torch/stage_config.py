@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 
 from relax_core.config.schema import ComponentSection
 from relax_core.interfaces import ComponentConfig
+
+if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
 
 
 class ModelStageConfig(ComponentConfig):
@@ -31,6 +35,14 @@ class ReferenceConfig(ModelStageConfig):
     weights."""
     refresh: PositiveInt | None = None
     """Steps after which the reference becomes the policy as it then is, again and again; default: never."""
+
+    def notes(self, run: RunConfig) -> Iterator[str]:
+        """See ``Stage``."""
+        if self.refresh is not None and self.refresh >= run.steps:
+            yield (
+                f"refresh is {self.refresh} and steps is {run.steps}: no step sees a refreshed reference; it stays "
+                "what it is at the start"
+            )
 
 
 class TeacherConfig(ModelStageConfig):

@@ -46,6 +46,8 @@ class TorchTrainer(Trainer):
         super().__init__(config)
         self.adapter, self.run = setup.adapter, setup.run
         check_outputs(setup.outputs, OUTPUTS, f"algorithm {self.run.config.algorithm.id}")
+        if problems := [f"trainer.{line}" for line in config.unused(setup.outputs)]:
+            raise ConfigError(*problems)
         device, steps = device_of(config), self.run.config.steps
         if device == "cpu" or config.threads:
             torch.set_num_threads(config.threads or 1)

@@ -154,7 +154,7 @@ def test_what_cannot_work_ends_before_the_first_step(tmp_path: Path) -> None:
     more = {"id": "text", "tiny": {**tiny, "words": [*tiny["words"], "more"]}}
     for stages, said in [
         ([{"id": "reference", "model": wide, "refresh": 5}], r"stages.0.refresh: found 5, .*do not fit.*\(20, 32\)"),
-        ([{"id": "reference", "model": more}], "stages.0: model has a vocabulary of 21 tokens.*one of 20"),
+        ([{"id": "reference", "model": more}], "stages.0.model: has a vocabulary of 21 tokens.*one of 20"),
     ]:
         path = run_file(tmp_path, **(REFRESHED | {"stages": stages, "name": f"n{len(said)}"}))
         with pytest.raises(ConfigError, match=said) as error:

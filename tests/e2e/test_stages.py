@@ -16,6 +16,8 @@ from relax_core.testing.runs import metrics, run_file, summary, train
 
 PLUGIN = '''
 """An algorithm that needs the column ``twice``; with STAGE a stage that makes it. Rewards and plays that fail."""
+import asyncio
+
 from relax_algorithms.grpo import Grpo
 from relax_core.interfaces import Component, ComponentConfig, Reward, Stage
 from relax_envs.toy.words import LastWord
@@ -36,7 +38,16 @@ class Twice(Stage):
         assert setup.roles.trainer is not None and setup.columns == {"twice"}
 
     async def run(self, claim):
-        return {row.id: {"twice": 2 * row.columns["logprobs"]} for row in claim.rows}
+        made = {row.id: {"twice": 2 * row.columns["logprobs"]} for row in claim.rows}
+        if FAULT == "raises":
+            raise ValueError("out of order")
+        if FAULT == "cancelled":
+            raise asyncio.CancelledError
+        if FAULT == "forgets a row":
+            made.popitem()
+        if FAULT == "forgets the column":
+            made = {row: {"thrice": columns["twice"]} for row, columns in made.items()}
+        return made
 
 
 class Broken(Reward):
@@ -70,10 +81,12 @@ def relax_environments():
 '''
 
 
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: bool) -> Sequence[EntryPoint]:
+def plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: bool, fault: str | None = None
+) -> Sequence[EntryPoint]:
     installed = installed_plugins()
     folder = tmp_path / "plugins"
-    write_plugin(folder, "columns", PLUGIN.replace("STAGE", str(stage)))
+    write_plugin(folder, "columns", PLUGIN.replace("STAGE", str(stage)).replace("FAULT", repr(fault)))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "columns_plugin", raising=False)
     return (*installed, *plugins_in(folder))
@@ -88,6 +101,25 @@ def test_a_column_that_nobody_makes_is_refused(tmp_path: Path, monkeypatch: pyte
     path = run_file(tmp_path, plugins=["columns"], algorithm={"id": "needy"})
     with pytest.raises(ConfigError, match="needs the column 'twice', which no stage makes"):
         train(path, installed=plugin(tmp_path, monkeypatch, stage=False))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raises", "failed: ValueError: out of order"),
+        ("cancelled", "was cancelled from within"),
+        ("forgets a row", r"made no 'twice' for row last-word/\S+; run\(\) must give it"),
+        ("forgets the column", "made no 'twice' for row"),
+    ],
+)
+def test_what_goes_wrong_in_a_stage_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
+) -> None:
+    """By one error that names it; it neither hangs nor goes on without the column."""
+    path = run_file(tmp_path, plugins=["columns"], algorithm={"id": "needy"}, evaluation=[])
+    with pytest.raises(PluginError, match=rf"^stages\.twice: plugin columns .*: stage 'twice' {message}"):
+        train(path, installed=plugin(tmp_path, monkeypatch, stage=True, fault=fault))
 
 
 @pytest.mark.timeout(60)

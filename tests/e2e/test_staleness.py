@@ -7,15 +7,21 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from relax_core.plugins import installed_plugins
+from relax_core.config.schema import ComponentSection
+from relax_core.journal import Journal
+from relax_core.plugins import activate, installed_plugins
+from relax_core.stages import scored_groups
 from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.testing.runs import accounted, metrics, run_file, summary, train
 
 LOSSES = '''
 """Filters 30 % of the groups and lets every play of 10 % of the tasks fail; which ones is keyed by the task."""
+import asyncio
+
 from relax_core.hookspecs import Callback
 from relax_core.interfaces import Component, ComponentConfig
 from relax_core.keys import stream, uniform
@@ -37,17 +43,27 @@ class Failing(LastWord):
         await super().play(task, chat)
 
 
+class Slow(LastWord):
+    """A fifth of the plays begin late, when the others of their groups have sampled from what is old by then."""
+
+    async def play(self, task, chat):
+        if chat.random("slow") < 0.2:
+            await asyncio.sleep(0.25)
+        await super().play(task, chat)
+
+
 def relax_environments():
-    return {"failing": Component("losses_plugin:Failing")}
+    return {"failing": Component("losses_plugin:Failing"), "slow": Component("losses_plugin:Slow")}
 '''
 
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> Sequence[EntryPoint]:
+    installed = installed_plugins()  # before the folder is on the path, where they would be found as well
     folder = tmp_path_factory.mktemp("plugins")
     write_plugin(folder, "losses", LOSSES)
     sys.path.insert(0, str(folder))
-    return (*installed_plugins(), *plugins_in(folder))
+    return (*installed, *plugins_in(folder))
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -91,6 +107,25 @@ def test_finished_order_accounts_for_what_it_evicts(tmp_path: Path) -> None:
     found = summary(directory)
     assert accounted(found["groups"]) and found["groups"]["trained"] == 80 and found["max_lag"] <= 1
     assert found["mean_length"]["trained"] and found["mean_length"]["played"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("algorithm", [{"id": "grpo", "whiten": True}, {"id": "ppo"}], ids=str)
+def test_evicted_groups_do_not_stop_a_run(
+    losses: Sequence[EntryPoint], tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    """An algorithm that needs the whole step gets exactly the groups that the step trains, evictions or not."""
+    changes: dict[str, Any] = {"max_staleness": 1, "order": "finished", "environments": [{"id": "slow"}]}
+    path = run_file(tmp_path, steps=8, plugins=["losses"], evaluation=[], algorithm=algorithm, **changes)
+    directory = train(path, installed=losses)
+    found = summary(directory)
+    assert accounted(found["groups"]) and found["groups"]["trained"] == 32 and found["groups"]["evicted"] > 0
+    for step in (4, 7):
+        entry = Journal(directory / "journal", 100).read(step)
+        credited = {row.id: row.columns["advantages"] for row in entry.rows}
+        built = activate(()).build("algorithms", ComponentSection(**algorithm))
+        again = built.advantages(scored_groups(list(entry.rows)))
+        assert all((again[id]["advantages"] == values).all() for id, values in credited.items())
 
 
 @pytest.mark.parametrize("interrupt", ["continue", "abort", "drain"])

@@ -92,6 +92,13 @@ def test_the_student_is_asked_at_the_teachers_tokens() -> None:
         assert np.allclose(columns["topk_logprobs"], t["topk_logprobs"], atol=1e-5)
 
 
+def test_the_most_probable_tokens_are_those_of_the_whole_distribution() -> None:
+    """One computation gives both: not a bit differs."""
+    for columns in said(annotator(), rows_of(3, 1, 4), "topk", "full_logprobs", top_k=5):
+        picked = np.take_along_axis(columns["full_logprobs"], columns["topk_ids"].astype(np.int64), -1)
+        assert np.array_equal(columns["topk_logprobs"], picked)
+
+
 @pytest.mark.parametrize("elements", [1, 3 * VOCABULARY])
 def test_the_most_probable_tokens_are_found_chunk_by_chunk(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(3, 1, 4, 6)

@@ -18,6 +18,7 @@ from relax_core.check import SAMPLE, package_problems, sampled, static_problems
 from relax_core.check_deep import deep_problems, difference, encoding_problems, placeholder_problems
 from relax_core.config import yaml
 from relax_core.config.resolve import resolve
+from relax_core.errors import PluginError
 from relax_core.plugins import installed_plugins
 from relax_core.run import Run
 from relax_core.testing.plugins import plugins_in, write_plugin
@@ -115,6 +116,39 @@ def test_the_static_check_works_with_torch_blocked(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"ok: {file}" in done.stdout
     assert "2,048 tasks, 100% of the groups" in done.stdout
+
+
+NOTING = """
+from relax_algorithms.grpo import Grpo
+from relax_core.interfaces import Component
+
+class Noting(Grpo):
+    @classmethod
+    def notes(cls, config, run):
+        {body}
+
+def relax_algorithms():
+    return {{"noting": Component("mine_plugin:Noting")}}
+"""
+
+
+def test_what_an_algorithm_notes_is_said(check: Check) -> None:
+    source = NOTING.format(body='yield f"{run.steps} steps with clip_low {config.clip_low}"')
+    problems, said = check(source, algorithm={"id": "noting", "clip_low": 0.1})
+    assert problems == []
+    assert "note: algorithm: 10 steps with clip_low 0.1" in said.splitlines()
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_stale_samples_without_a_correction_are_worth_a_note(check: Check, staleness: int) -> None:
+    problems, said = check(max_staleness=staleness)
+    assert problems == []
+    assert (f"note: algorithm: max_staleness is {staleness}, and nothing corrects for" in said) is (staleness > 0)
+
+
+def test_notes_that_fail_name_the_plugin(check: Check) -> None:
+    with pytest.raises(PluginError, match=r"^algorithm: notes of 'noting' \(plugin mine .*\) failed: KeyError: 'x'$"):
+        check(NOTING.format(body='raise KeyError("x")'), algorithm={"id": "noting"})
 
 
 # --- packages and rows ----------------------------------------------------------------------------------------------

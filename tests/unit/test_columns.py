@@ -110,8 +110,11 @@ def test_a_column_that_two_make_comes_from_the_listed_one() -> None:
 
 
 def test_a_teacher_needs_a_model() -> None:
-    (line,) = planned({"teacher_logprobs"})[1]
-    assert line.startswith("stages.teacher.model: is missing; it is required: A section like the run file's")
+    assert planned({"teacher_logprobs", "topk_ids"})[1] == [
+        "stages: none needs teacher_logprobs and topk_ids of the stage 'teacher', whose model must be given: write "
+        "stages: [{id: teacher, model: {...}}]"
+    ]
+    assert planned({"teacher_logprobs"}, section(id="teacher", model=MODEL))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -167,17 +170,31 @@ def test_the_plan_names_the_stages() -> None:
         assert found == []
         return [" ".join(line.split()) for line in plan.splitlines() if line.startswith("stage ")]
 
-    listed = [{"id": "reference", "refresh": 2}]
-    assert lines(algorithm=KL, stages=listed) == ["stage reference makes ref_logprobs (refresh: 2)"]
-    assert lines(algorithm=KL) == ["stage reference makes ref_logprobs"]
+    listed: list[dict[str, Any]] = [{"id": "reference", "refresh": 2}]
+    initial = "stage reference makes ref_logprobs with the run's own model and its initial weights"
+    assert lines(algorithm=KL, stages=listed) == [f"{initial} (refresh: 2)"]
+    assert lines(algorithm=KL) == [initial]
+    listed = [{"id": "reference", "model": MODEL}]
+    assert lines(algorithm=KL, stages=listed) == [
+        "stage reference makes ref_logprobs with a model of its own (model: {id: text, tiny: {words: [last, of]}})"
+    ]
+    assert lines(algorithm={"id": "ppo"}) == ["stage critic makes values"]
     assert lines() == []
+
+
+@pytest.mark.parametrize(("refresh", "noted"), [(5, False), (6, True), (50, True), (None, False)])
+def test_a_reference_that_is_never_refreshed_is_worth_a_note(refresh: int | None, noted: bool) -> None:
+    found, said = checked(algorithm=KL, stages=[{"id": "reference", "refresh": refresh}])
+    assert found == []
+    line = f"note: stages.0.refresh is {refresh} and steps is 6: no step sees a refreshed reference; it stays what it"
+    assert (line in said) is noted and said.count("note: stages") == noted
 
 
 def test_the_deep_check_compares_vocabularies() -> None:
     words = TEXT_RUN["model"]["tiny"]["words"]
     other = {"id": "text", "tiny": {"words": [*words, "more"]}}
     (found,), _ = checked(deep=True, algorithm=KL, stages=[{"id": "reference", "model": other}])
-    assert found.startswith("stages.0: model has a vocabulary of 21 tokens, the run's model one of 20")
+    assert found.startswith("stages.0.model: has a vocabulary of 21 tokens, the run's model one of 20")
     own = {"id": "text", "tiny": {"words": words, "hidden": 16, "heads": 2, "seed": 9}}
     assert checked(deep=True, algorithm=KL, stages=[{"id": "reference", "model": own}])[0] == []
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from relax_core.errors import CheckpointError, RelaxError
+from relax_core.errors import CheckpointError, ConfigError, RelaxError
 from relax_core.hookspecs import Callback, OptimizerEvent
 from relax_core.interfaces import Algorithm, Batch, Columns, Cut, Loss, ModelAdapter, Outputs, Row, ScoredGroup
 from relax_core.run import Run
@@ -57,6 +57,14 @@ def with_critic(
     own: dict[str, Any] = {"lr": 1e-2, "clip": None, **(critic or {})}
     config = TrainerConfig(**{"lr": 1e-2, "device": "cpu", "critic": own, **settings})
     return TorchTrainer(config, TrainerSetup(adapter or tiny_adapter(), tiny_run(), VALUES))
+
+
+def test_settings_of_a_critic_need_an_algorithm_with_one() -> None:
+    settings = TrainerConfig.model_validate({"device": "cpu", "critic": {"lr": 1e-2}})
+    with pytest.raises(ConfigError, match=r"^trainer\.critic: lr differs from the default, .*such as ppo$"):
+        TorchTrainer(settings, TrainerSetup(tiny_adapter(), tiny_run()))
+    written = TrainerConfig.model_validate(TrainerConfig(device="cpu").model_dump())  # as a resolved run file does
+    assert TorchTrainer(written, TrainerSetup(tiny_adapter(), tiny_run())).critic is None
 
 
 class Before(Callback):
@@ -408,7 +416,7 @@ def stage_of(trainer: TorchTrainer) -> tuple[CriticStage, list[tuple[str, list[s
         retain=lambda k: asked.append(("retain", k)), release=lambda k: asked.append(("release", k))
     )
     roles = SimpleNamespace(trainer=trainer, media=media)
-    return CriticStage(cast(Any, SimpleNamespace(roles=roles))), asked
+    return CriticStage(cast(Any, SimpleNamespace(roles=roles, count=1, exact=False, order="any"))), asked
 
 
 def test_the_stage_makes_values_of_scored_groups() -> None:

@@ -91,7 +91,19 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": "grpo", "rejection": {"low": 1.1, "high": 2.0}}, {}, "algorithm.rejection: low 1.1, high 2.0: 1,"),
     # critic and teacher
     ({"id": "ppo", "critic_warmup": 6}, {}, "algorithm: critic_warmup is 6 and steps is 6"),
-    ({"id": "opd"}, {}, "stages.teacher.model"),
+    ({"id": "grpo"}, {"trainer": {"critic": {"lr": 1e-3}}}, "trainer.critic: lr differs from the default, but the alg"),
+    (
+        {"id": "opd"},
+        {"trainer": {"critic": {"lr": 1e-3, "clip": None}}, "stages": [TEACHER]},
+        "trainer.critic: lr, clip differ from the default",
+    ),
+    (
+        {"id": "opd"},
+        {},
+        "stages: opd needs teacher_logprobs of the stage 'teacher', whose model must be given: write stages: [{id: "
+        "teacher, model: {...}}]",
+    ),
+    ({"id": "opd"}, {"stages": [{"id": "teacher"}]}, "stages.0.model: is missing"),
     ({"id": "opd", "divergence": "jsd"}, {"stages": [TEACHER]}, "algorithm: divergence: jsd compares distributions"),
     ({"id": "opd", "over": "full", "beta": 0.3}, {"stages": [TEACHER]}, "algorithm: beta: is for divergence 'jsd'"),
     ({"id": "grpo"}, {"stages": [TEACHER]}, "stages.0: teacher makes"),
@@ -111,6 +123,8 @@ def test_explained_in_one_line(algorithm: dict[str, Any], run: dict[str, Any], l
     ("algorithm", "run"),
     [
         ({"id": "ppo"}, {"group_size": 1}),
+        ({"id": "ppo"}, {"trainer": {"critic": {"lr": 1e-3}}}),
+        ({"id": "grpo"}, {"trainer": {"critic": {"lr": 1e-5, "clip": 1.0}}}),
         ({"id": "reinforce++"}, {"group_size": 1}),
         ({"id": "opd"}, {"group_size": 1, "stages": [TEACHER]}),
         ({"id": "grpo", "kl": KL}, {"stages": [{"id": "reference", "refresh": 3}]}),

@@ -119,19 +119,19 @@ def test_a_teacher_makes_only_what_was_asked_for(columns: set[str]) -> None:
 )
 def test_another_vocabulary_is_refused(words: tuple[str, ...], said: str) -> None:
     student, section = text_adapter(), text_section(words=list(words))
-    with pytest.raises(ConfigError, match=f"stages.teacher: model has .*{said}"):
+    with pytest.raises(ConfigError, match=f"stages.teacher.model: has .*{said}"):
         teacher(student, frozenset({"teacher_logprobs"}), section)
-    with pytest.raises(ConfigError, match=f"stages.reference: model has .*{said}"):
+    with pytest.raises(ConfigError, match=f"stages.reference.model: has .*{said}"):
         Reference(ReferenceConfig(model=section), setup_of(student, frozenset({"ref_logprobs"})))
     run = tiny_run(stages=(ComponentSection(id="teacher"),))
     found = Teacher.deep_problems(TeacherConfig(model=section), run, student, frozenset({"teacher_logprobs"}))
-    assert len(found) == 1 and found[0].startswith("stages.0: model has")
+    assert len(found) == 1 and found[0].startswith("stages.0.model: has")
 
 
 def test_top_k_stays_within_the_vocabulary() -> None:
     student = text_adapter()
     columns = frozenset({"topk_ids", "teacher_topk_logprobs"})
-    with pytest.raises(ConfigError, match=r"stages.teacher: top_k: found 64, the vocabulary has 11 tokens"):
+    with pytest.raises(ConfigError, match=r"stages.teacher.top_k: found 64, the vocabulary has 11 tokens"):
         teacher(student, columns, text_section())
     teacher(student, columns, text_section(), top_k=11)
     teacher(student, frozenset({"teacher_logprobs"}), text_section())  # top_k is not used

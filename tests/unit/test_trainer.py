@@ -555,6 +555,30 @@ def test_a_column_that_only_some_rows_have_is_an_error() -> None:
         train(tiny_trainer(), 0, [rows], grpo())
 
 
+@pytest.mark.parametrize("size", [2, 4, 0])
+@pytest.mark.parametrize("wrong", [("g/0",), ("g/1",), ("g/0", "g/1")])
+def test_a_column_of_a_wrong_length_is_an_error(wrong: tuple[str, ...], size: int) -> None:
+    """Of one row or of all: nothing is left out silently."""
+    sizes = {id: size if id in wrong else 3 for id in ("g/0", "g/1")}
+    rows = [row(id, [5], [7, 1], values=np.zeros(n, np.float32)) for id, n in sizes.items()]
+    said = rf"^row {wrong[0]}: its column 'values' has shape \({size},\); allowed is \(3,\), one number for each"
+    with pytest.raises(DataError, match=said):
+        train(tiny_trainer(), 0, [rows], grpo())
+
+
+def test_what_is_no_column_of_a_loss_is_left_out() -> None:
+    algorithm = Seeing()
+    others: dict[str, Any] = {
+        "positions": np.zeros((3, 3), np.int32),
+        "trajectory": object(),
+        "group": object(),
+        "reward": 0.5,
+    }
+    rows = [row("g/0", [5], [7, 1], **others, media_sizes=np.zeros(7, np.int32), name="x", cube=np.zeros((2, 2, 2)))]
+    train(tiny_trainer(), 0, [rows], algorithm)
+    assert not algorithm.batches[0].columns
+
+
 def test_forward_hooks_change_what_the_loss_sees() -> None:
     class Change(Callback):
         def before_forward(self, run: Run, value: Batch, event: ForwardEvent) -> Batch:
@@ -634,6 +658,11 @@ def test_positions_are_never_taken_for_lines() -> None:
     positions = np.broadcast_to(np.arange(5, dtype=np.int32), (3, 5))
     train(tiny_trainer(), 0, [[row("g/0", [5, 6], [7, 8, 1], positions=positions)]], algorithm)
     assert not algorithm.batches[0].columns
+
+
+def test_lines_of_a_wrong_number_in_every_row_are_an_error() -> None:
+    with pytest.raises(DataError, match=r"row g/0: its column 'lines' has shape \(3, 2\); allowed is \(2, K\)"):
+        train(tiny_trainer(), 0, [two_rows(np.zeros((3, 2)), np.zeros((4, 2)))], grpo())
 
 
 @pytest.mark.parametrize(
