@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ class Limits:
 
 
 _LIMITS = {"cpu": Limits(chunk=1 << 26, block=1 << 18, kept=1 << 30, plain=1 << 20)}
-_GPU = Limits(chunk=1 << 28, block=1 << 24, kept=1 << 32, plain=1 << 24)
+_GPU = Limits(chunk=1 << 28, block=1 << 24, kept=1 << 33, plain=1 << 24)
 
 _FRESH = frozenset(f"{name}Backward0" for name in ("Mm", "Addmm", "UnsafeView", "Add", "Mul", "Div", "ToCopy"))
 """Operations whose result is a tensor of its own that their backward pass does not use: it may be overwritten."""
@@ -93,7 +94,7 @@ def statistics(
     limits = limits or limits_of(hidden_MH.device)
     if len(target_M) * vocab_size <= limits.plain:
         return _plain(head(hidden_MH), target_M, ids_MK, asked)
-    size = max(1, limits.chunk // vocab_size)
+    size = max(1, limits.chunk // (4 if asked.full else 1) // vocab_size)  # it comes on top of two that hold all tokens
     hidden, target = torch.split(hidden_MH, size), torch.split(target_M, size)
     ids: Sequence[Tensor | None] = [None] * len(target) if ids_MK is None else torch.split(ids_MK, size)
     everything = _Everything(len(target_M)) if asked.full else None
@@ -175,8 +176,26 @@ class _Work:
 
 
 def _chunk(head: Head, hidden_mH: Tensor, work: _Work) -> tuple[Tensor | None, ...]:
-    found: tuple[Tensor | None, ...] = _Statistics.apply(head(hidden_mH), work)  # type: ignore[no-untyped-call]
+    logits_mV = head(hidden_mH)
+    if work.everything is None and work.ids_mK is None and _has_kernels(logits_mV):
+        return _fused(logits_mV, work)
+    found: tuple[Tensor | None, ...] = _Statistics.apply(logits_mV, work)  # type: ignore[no-untyped-call]
     return found
+
+
+def _has_kernels(logits_mV: Tensor) -> bool:
+    return logits_mV.is_cuda and logits_mV.stride(1) == 1 and find_spec("triton") is not None
+
+
+def _fused(logits_mV: Tensor, work: _Work) -> tuple[Tensor | None, ...]:
+    """Log-probs and entropies by kernels that read the logits once."""
+    from relax_core.torch.fused import Fused, banned_mask
+
+    asked = work.asked
+    banned_V = banned_mask(asked.banned, logits_mV.shape[1])
+    settings = (float(asked.temperature), asked.entropy, type(logits_mV.grad_fn).__name__ in _FRESH)
+    found = Fused.apply(logits_mV, work.target_m, banned_V, *settings)  # type: ignore[no-untyped-call]
+    return *found, None, None
 
 
 class _Statistics(torch.autograd.Function):
