@@ -135,7 +135,7 @@ def estimate(case: Case, side: str, a: argparse.Namespace, device: str) -> int:
     limits = limits_of(torch.device(device))
     around: int = 12 * a.hidden * (a.rows * a.tokens + a.vocab) + GIB // 2
     if "full_logprobs" in case.outputs:  # with the teacher's column, and what the loss makes
-        return around + 10 * everything
+        return around + (4 if side == "ours" else 7) * everything
     if side == "naive":
         return around + (5 if "entropy" in case.outputs else 3) * everything
     return around + min(everything, limits.kept + 4 * limits.chunk) + 16 * limits.block

@@ -134,31 +134,25 @@ class Opd(PolicyGradient):
 
     def _divergence(self, terms: Terms) -> tuple[Tensor, Metrics]:
         """The divergence at each trained token (B, T), 0 elsewhere, with gradient; and what to report of it."""
-        import torch
-
         from relax_algorithms import divergence as distances
         from relax_algorithms import ops
 
         config, mask_BT, columns, outputs = self.config, terms.mask_BT, terms.batch.columns, terms.outputs
-        # only trained tokens: the others hold anything, and a vocabulary is wide
+        beta = 0.5 if config.beta is None else config.beta
         if config.over == "topk":
             assert outputs.topk_logprobs_BTK is not None  # named in the outputs
+            # few numbers: those of other tokens, which hold anything, are left out before anything is made of them
             student = distances.with_rest(outputs.topk_logprobs_BTK[mask_BT])
             teacher = distances.with_rest(columns["teacher_topk_logprobs"][mask_BT])
+            found = distances.with_reverse(config.divergence, student, teacher, beta)
+            found_BT, reverse_BT = (x.new_zeros(mask_BT.shape).masked_scatter(mask_BT, x) for x in found)
         else:
             assert outputs.full_logprobs_BTV is not None
-            student, teacher = outputs.full_logprobs_BTV[mask_BT], columns["teacher_full_logprobs"][mask_BT]
-        found = distances.divergence(config.divergence, student, teacher, 0.5 if config.beta is None else config.beta)
-        with torch.no_grad():
-            reverse = found if config.divergence == "reverse" else distances.reverse(student, teacher)
-
-        def on_grid(values: Tensor) -> Tensor:
-            return values.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values)
-
-        divergence_BT = on_grid(found)
-        return divergence_BT, {
-            "kl_teacher": ops.masked_sum(on_grid(reverse), mask_BT),
-            "divergence": ops.masked_sum(divergence_BT, mask_BT),
+            student, teacher = outputs.full_logprobs_BTV, columns["teacher_full_logprobs"]
+            found_BT, reverse_BT = distances.with_reverse(config.divergence, student, teacher, beta, mask_BT)
+        return found_BT, {
+            "kl_teacher": ops.masked_sum(reverse_BT, mask_BT),
+            "divergence": ops.masked_sum(found_BT, mask_BT),
         }
 
 

@@ -37,6 +37,9 @@ class States:
     def on_grid(self, values_M: Tensor) -> Tensor:
         """Values of the sampled tokens (M, ...) on the window grid (B, T, ...), 0 elsewhere."""
         rows, width = self.layout.grid
+        cell_M = self.layout.cell_M
+        if len(cell_M) == rows * width and (cell_M[1:] > cell_M[:-1]).all():  # every cell in order: no copy
+            return values_M.view(rows, width, *values_M.shape[1:])
         flat = values_M.new_zeros(rows * width, *values_M.shape[1:])
         return flat.index_copy_(0, self.cell_M, values_M).view(rows, width, *values_M.shape[1:])
 

@@ -6,10 +6,13 @@ Legend: N tokens, V vocabulary.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from relax_algorithms import divergence as distances
 from relax_algorithms.divergence import Kind
@@ -104,6 +107,95 @@ def test_limits_of_jsd(beta: float, scale: float, kind: Kind) -> None:
     assert torch.allclose(found, limit, rtol=2e-2)
     nearer = distances.jsd(student, teacher, beta + 0.9 * scale * (1 if beta > 0.5 else -1)) / (0.1 * scale)
     assert (nearer - limit).abs().sum() < (found - limit).abs().sum()
+
+
+# --- block by block ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tokens of seven in a block, however few there are."""
+    monkeypatch.setattr(distances, "_PLAIN", 0)
+    monkeypatch.setattr(distances, "_BLOCK", {"cpu": 22 // torch.get_num_threads()})
+
+
+MASKS = {
+    "all": None,
+    "every": torch.ones(2, 8, dtype=torch.bool),
+    "some": torch.arange(16).view(2, 8) % 3 != 1,
+    "none": torch.zeros(2, 8, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("blocks")
+def test_blocks_are_autograd_of_the_written_formula(kind: Kind, mask: Tensor | None, dtype: torch.dtype) -> None:
+    """What does not count is NaN, changes nothing and gets a gradient of exactly 0, with another weight each."""
+    student, teacher = (x.to(dtype).view(2, 8, 7) for x in (logits(3), logits(4).log_softmax(-1)))
+    counts = torch.ones(2, 8, dtype=torch.bool) if mask is None else mask
+    weights = torch.linspace(-1, 2, 16, dtype=dtype).view(2, 8)
+    ours = torch.where(counts[..., None], student.log_softmax(-1), math.nan).requires_grad_()
+    unsaid = torch.where(counts[..., None], teacher, math.nan)
+    found, against = distances.with_reverse(kind, ours, unsaid, 0.3, mask)
+    theirs = student.log_softmax(-1).requires_grad_()
+    expected = torch.where(counts, plain(kind, theirs.exp(), teacher.exp(), 0.3), 0)
+    reverse = torch.where(counts, plain("reverse", theirs.detach().exp(), teacher.exp(), 0.3), 0)
+    assert not against.requires_grad and (against - reverse).abs().max().item() < 1e-6
+    assert (found - expected).abs().max().item() < 1e-6
+    (gradient,) = torch.autograd.grad((weights * found).sum(), ours)
+    (wanted,) = torch.autograd.grad((weights * expected).sum(), theirs)
+    assert gradient.dtype == dtype and (gradient - wanted).abs().max().item() < 1e-6
+    assert not gradient[~counts].any()
+    assert not counts.any() or wanted.abs().max().item() > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_and_autograd_agree_where_log_probs_are_floored(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that both exclude, one that the student excludes, and one that the teacher does."""
+    student, teacher = logits(7).log_softmax(-1), logits(8).log_softmax(-1)
+    student[:, 0] = teacher[:, 0] = -1e9
+    student[:, 1] = teacher[:, 2] = -1e9
+    ends = []
+    for limit in (0, 1 << 16):
+        monkeypatch.setattr(distances, "_PLAIN", limit)
+        leaf = student.clone().requires_grad_()
+        found = distances.divergence(kind, leaf, teacher, 0.3)
+        ends.append((found.detach(), *torch.autograd.grad(found.sum(), leaf)))
+    for ours, theirs in zip(*ends, strict=True):
+        assert ours.isfinite().all() and torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert not ends[0][1][:, :2].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.usefixtures("blocks")
+def test_only_the_gradient_is_as_big_as_the_distributions(kind: Kind, masked: bool) -> None:
+    student, teacher = logits(3, 64).log_softmax(-1).requires_grad_(), logits(4, 64).log_softmax(-1)
+    mask = torch.arange(64) % 2 == 0 if masked else None
+    watch = Watch(student.numel() // 4)
+    with watch:
+        found = distances.divergence(kind, student, teacher, 0.3, mask)
+        assert watch.made == 0
+        found.sum().backward()  # type: ignore[no-untyped-call]
+    assert watch.made == 1
+
+
+class Watch(TorchDispatchMode):
+    """How many tensors of at least so many elements were made."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.least, self.made = least, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in given:
+                self.made += x.untyped_storage().nbytes() >= self.least * x.element_size()
+        return result
 
 
 # --- tokens that cannot be --------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from relax_core.torch.forward import States
 from relax_core.torch.logprobs import Asked, Limits, Statistics, limits_of, statistics
 
 M, H, K, V = 23, 8, 3, 41
@@ -399,3 +402,19 @@ def test_full_logprobs_are_freed_without_the_collector() -> None:
 
 def test_limits_depend_on_the_type_of_device_alone() -> None:
     assert limits_of(torch.device("cuda", 0)) == limits_of(torch.device("cuda", 1)) != limits_of(torch.device("cpu"))
+
+
+def test_a_grid_of_sampled_tokens_alone_is_no_copy() -> None:
+    values = torch.arange(12.0).view(6, 2)
+    for cells, same in (
+        (np.arange(6), True),
+        (np.array([0, 1, 2, 5, 4, 3]), False),
+        (np.array([0, 1, 2, 3, 4]), False),
+    ):
+        layout: Any = SimpleNamespace(grid=(2, 3), cell_M=cells)
+        given = values[: len(cells)]
+        grid = States(given, given, torch.from_numpy(cells), layout).on_grid(given)
+        expected = torch.zeros(6, 2)
+        expected[cells] = given
+        assert torch.equal(grid, expected.view(2, 3, 2))
+        assert (grid.data_ptr() == values.data_ptr()) == same
