@@ -26,9 +26,9 @@ class ModelStage(Stage):
     """Adds to each row what a frozen model says of its sampled tokens, at the run's temperature and with its bans.
 
     It takes whole groups, so that a prompt is computed once, and only scored ones: what the filters drop is never
-    computed. Models of another section than the
-    run's get the media features that the run's own model adapter made, and the positions: they must be of a kind that
-    reads the same processing.
+    computed. Models of another section than the run's get the media features that the run's own model adapter made, and
+    the positions: they must be of a kind that reads the same processing. Their vocabulary may be padded to another
+    size: see ``vocabulary_problem``.
     """
 
     by = "group"
@@ -37,7 +37,7 @@ class ModelStage(Stage):
     """Column -> (output to ask the model for, name of what it gives)."""
 
     def __init__(self, config: ModelStageConfig, setup: StageSetup) -> None:
-        """Raises ConfigError, before the weights are loaded, for a model with another vocabulary than the run's."""
+        """Raises ConfigError, before the weights are loaded, for a model whose vocabulary does not fit the run's."""
         run, student = setup.run, setup.roles.adapter
         self.count, self.exact, self.order = setup.count, setup.exact, setup.order
         self.where = place_of(self.name, run)
@@ -129,22 +129,35 @@ def adapter_of(section: ComponentSection | None, run: Run, student: ModelAdapter
     except ConfigError as error:
         prefixed = (line if line.startswith(where) else f"{where}: {line}" for line in error.problems)
         raise ConfigError(*prefixed) from error
-    own.banned_token_ids = student.banned_token_ids
+    own.banned_token_ids = bans_of(student, own.vocab_size)
     return own
+
+
+def bans_of(student: ModelAdapter, vocab_size: int) -> tuple[int, ...]:
+    """What must be banned of a vocabulary of this size so that the rest is what the student may sample."""
+    common = (id for id in student.banned_token_ids if id < vocab_size)
+    return (*common, *range(student.vocab_size, vocab_size))
+
+
+def allowed_count(student: ModelAdapter) -> int:
+    """How many tokens the student may sample."""
+    return student.vocab_size - len(set(student.banned_token_ids))
 
 
 def vocabulary_problem(student: ModelAdapter, other: ModelAdapter) -> str | None:
     """Why log-probs of the two models cannot be compared, or None.
 
-    They need equally many tokens, and the same token under every id that the run's tokenizer knows; adapters without a
-    tokenizer of Hugging Face's kind are compared by size alone.
+    They need the same token under every id that the run's tokenizer knows. Their sizes may differ: models of one family
+    pad theirs as each likes. What only the other has is banned for it; what only the run's model has must be padding,
+    which is never sampled and stands in no prompt. Adapters without a tokenizer of Hugging Face's kind are compared by
+    size alone.
     """
-    if other.vocab_size != student.vocab_size:
-        return (
-            f"has a vocabulary of {other.vocab_size:,} tokens, the run's model one of {student.vocab_size:,}; "
-            "their log-probs cannot be compared: take a model with the run's vocabulary"
-        )
     ours, theirs = _tokens(student), _tokens(other)
+    if line := _size_problem(student, other, ours, bool(ours and theirs)):
+        return (
+            f"has a vocabulary of {other.vocab_size:,} tokens, the run's model one of {student.vocab_size:,}, and "
+            f"{line}; their log-probs cannot be compared: take a model with the run's vocabulary"
+        )
     for id in sorted(ours) if theirs else ():
         if ours[id] != theirs.get(id):
             found = repr(theirs[id]) if id in theirs else "no token"
@@ -152,6 +165,21 @@ def vocabulary_problem(student: ModelAdapter, other: ModelAdapter) -> str | None
                 f"has {found} as token {id}, the run's model has {ours[id]!r}; their log-probs cannot be "
                 "compared: take a model with the run's vocabulary"
             )
+    return None
+
+
+def _size_problem(student: ModelAdapter, other: ModelAdapter, ours: dict[int, str], told: bool) -> str | None:
+    """Of the ids that only one of the two has, the first that matters."""
+    if not told and student.vocab_size != other.vocab_size:
+        return (
+            f"nothing tells whether id {min(student.vocab_size, other.vocab_size)}, which one of them lacks, is padding"
+        )
+    banned = set(student.banned_token_ids)
+    for id in range(other.vocab_size, student.vocab_size):
+        if id in ours:  # a banned one too: special tokens stand in prompts
+            return f"lacks token {id}, {ours[id]!r} there"
+        if id not in banned:
+            return f"lacks token {id}, which may be sampled"
     return None
 
 

@@ -31,10 +31,11 @@ class ReferenceConfig(ModelStageConfig):
     """The model that a KL penalty holds the policy near."""
 
     model: ComponentSection | None = None
-    """A section like the run file's ``model``, with the same vocabulary; default: the run's own model, with its initial
-    weights."""
+    """A section like the run file's ``model``, with the same tokens (the vocabulary may be padded to another size);
+    default: the run's own model, with its initial weights."""
     refresh: PositiveInt | None = None
-    """Steps after which the reference becomes the policy as it then is, again and again; default: never."""
+    """Steps after which the reference becomes the policy as it then is, again and again; it must then have the policy's
+    shape. Default: never."""
 
     def notes(self, run: RunConfig) -> Iterator[str]:
         """See ``Stage``."""
@@ -49,6 +50,7 @@ class TeacherConfig(ModelStageConfig):
     """The model that distillation learns from."""
 
     model: ComponentSection
-    """A section like the run file's ``model``, with the same vocabulary."""
+    """A section like the run file's ``model``, with the same tokens; the vocabulary may be padded to another size."""
     top_k: PositiveInt = 64
-    """Most probable tokens that are kept at each place, where the algorithm compares these; at most the vocabulary."""
+    """Most probable tokens that are kept at each place, where the algorithm compares these; at most as many as the
+    policy may sample."""

@@ -132,5 +132,5 @@ def test_the_shipped_run_file(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(30)
 def test_a_teacher_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"stages\.teacher.*model"):
+    with pytest.raises(ConfigError, match=r"stages: opd needs teacher_logprobs .* write stages"):
         distil(tmp_path, monkeypatch, "sampled", stages=[])
