@@ -3,7 +3,7 @@
 The formulas are those of logprobs.py, which does the same with tensor operations where there is no Triton. A kernel's
 program works on one row of logits, blocks of the vocabulary after each other, in float32.
 
-Legend: M tokens, V vocabulary.
+Legend: M tokens, K given ids of a token, V vocabulary.
 """
 
 from __future__ import annotations
@@ -48,17 +48,21 @@ def write_gradient(
     temperature: float,
     norm_M: Tensor,
     entropy_M: Tensor,
-    gradients: tuple[Tensor | None, Tensor | None],
+    of_logprobs_M: Tensor,
+    pull_M: Tensor,
+    of_entropy_M: Tensor | None,
     into_MV: Tensor,
 ) -> None:
-    """Write the gradient of the logits; ``into_MV`` may be the logits. ``gradients``: of log-probs and of entropies."""
-    of_logprobs_M, of_entropy_M = (None if x is None else x.contiguous() for x in gradients)
+    """Write the gradient of the logits; ``into_MV`` may be the logits.
+
+    ``of_logprobs_M``: that of the tokens' log-probs. ``pull_M``: the sum of those of all log-probs of a row, each of
+    which pulls down every probability. ``of_entropy_M``: that of the entropies, or None.
+    """
     rows, vocab = logits_MV.shape
     _gradient[(rows,)](
-        logits_MV, target_M, banned_V, norm_M, entropy_M, of_logprobs_M, of_entropy_M, into_MV, vocab,
+        logits_MV, target_M, banned_V, norm_M, entropy_M, of_logprobs_M, pull_M, of_entropy_M, into_MV, vocab,
         logits_MV.stride(0), into_MV.stride(0), temperature,
-        HAS_BANNED=banned_V is not None, LOGPROBS=of_logprobs_M is not None, ENTROPY=of_entropy_M is not None,
-        BLOCK=_BLOCK, num_warps=_WARPS,
+        HAS_BANNED=banned_V is not None, ENTROPY=of_entropy_M is not None, BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
 
 
@@ -99,8 +103,8 @@ def _measure(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gradient(  # type: ignore[no-untyped-def]
-    logits, targets, banned, norms, entropies, of_logprobs, of_entropies, into, vocab, stride, into_stride, temperature,
-    HAS_BANNED: tl.constexpr, LOGPROBS: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    logits, targets, banned, norms, entropies, of_logprobs, pulls, of_entropies, into, vocab, stride, into_stride,
+    temperature, HAS_BANNED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
@@ -116,9 +120,7 @@ def _gradient(  # type: ignore[no-untyped-def]
             x = tl.where(ban, _BAN, x)
         x = x - norm
         share = tl.exp(x)
-        made = tl.zeros([BLOCK], tl.float32)
-        if LOGPROBS:
-            made += tl.load(of_logprobs + row) * (tl.where(places == target, 1.0, 0.0) - share)
+        made = tl.where(places == target, tl.load(of_logprobs + row), 0.0) - tl.load(pulls + row) * share
         if ENTROPY:
             made -= tl.load(of_entropies + row) * share * (x + tl.load(entropies + row))
         made = tl.where(ban, 0.0, made / temperature)
@@ -135,32 +137,48 @@ def banned_mask(banned: Tensor | None, vocab: int) -> Tensor | None:
 
 
 class Fused(torch.autograd.Function):
-    """Log-probs (M,) and, if asked for, entropies (M,) of logits; else None in their place."""
+    """Log-probs (M,), entropies (M,) and log-probs of given ids (M, K) of logits; None for what is not asked for."""
 
     @staticmethod
     def forward(
         ctx: Any,
         logits_MV: Tensor,
         target_M: Tensor,
+        ids_MK: Tensor | None,
         banned_V: Tensor | None,
         temperature: float,
         entropy: bool,
         overwrite: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """``overwrite``: whether the gradient may be written over the logits."""
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.overwrite = temperature, overwrite
         logprobs_M, norm_M, entropy_M = measure(logits_MV, target_M, banned_V, temperature, entropy)
-        ctx.save_for_backward(logits_MV, target_M, banned_V, norm_M, entropy_M)
-        return logprobs_M, entropy_M if entropy else None
+        ctx.save_for_backward(logits_MV, target_M, ids_MK, banned_V, norm_M, entropy_M)
+        topk_MK = None
+        if ids_MK is not None:
+            topk_MK = logits_MV.gather(-1, ids_MK).float() / temperature
+            if banned_V is not None:
+                topk_MK = topk_MK.masked_fill(banned_V[ids_MK] > 0, BANNED)
+            topk_MK = topk_MK - norm_M[:, None]
+        return logprobs_M, entropy_M if entropy else None, topk_MK
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(gradient is None for gradient in gradients):
-            return (None,) * 6
-        logits_MV, target_M, banned_V, norm_M, entropy_M = ctx.saved_tensors
+            return (None,) * 7
+        logits_MV, target_M, ids_MK, banned_V, norm_M, entropy_M = ctx.saved_tensors
+        of_logprobs_M, of_entropy_M, of_topk_MK = (None if x is None else x.contiguous() for x in gradients)
+        if of_logprobs_M is None:
+            of_logprobs_M = torch.zeros_like(norm_M)
+        pull_M = of_logprobs_M if of_topk_MK is None else of_logprobs_M + of_topk_MK.sum(-1)
         into_MV = logits_MV.detach() if ctx.overwrite else torch.empty_like(logits_MV)
-        of = (gradients[0], gradients[1])
-        write_gradient(logits_MV, target_M, banned_V, ctx.temperature, norm_M, entropy_M, of, into_MV)
-        return into_MV, None, None, None, None, None
+        measured = (logits_MV, target_M, banned_V, ctx.temperature, norm_M, entropy_M)
+        write_gradient(*measured, of_logprobs_M, pull_M, of_entropy_M, into_MV)
+        if of_topk_MK is not None:
+            raised_MK = of_topk_MK / ctx.temperature
+            if banned_V is not None:
+                raised_MK = raised_MK.masked_fill(banned_V[ids_MK] > 0, 0.0)
+            into_MV.scatter_add_(-1, ids_MK, raised_MK.to(into_MV.dtype))
+        return into_MV, None, None, None, None, None, None

@@ -177,7 +177,7 @@ class _Work:
 
 def _chunk(head: Head, hidden_mH: Tensor, work: _Work) -> tuple[Tensor | None, ...]:
     logits_mV = head(hidden_mH)
-    if work.everything is None and work.ids_mK is None and _has_kernels(logits_mV):
+    if work.everything is None and _has_kernels(logits_mV):
         return _fused(logits_mV, work)
     found: tuple[Tensor | None, ...] = _Statistics.apply(logits_mV, work)  # type: ignore[no-untyped-call]
     return found
@@ -188,14 +188,14 @@ def _has_kernels(logits_mV: Tensor) -> bool:
 
 
 def _fused(logits_mV: Tensor, work: _Work) -> tuple[Tensor | None, ...]:
-    """Log-probs and entropies by kernels that read the logits once."""
+    """All but the whole vocabulary's log-probs, by kernels that read the logits once."""
     from relax_core.torch.fused import Fused, banned_mask
 
     asked = work.asked
     banned_V = banned_mask(asked.banned, logits_mV.shape[1])
     settings = (float(asked.temperature), asked.entropy, type(logits_mV.grad_fn).__name__ in _FRESH)
-    found = Fused.apply(logits_mV, work.target_m, banned_V, *settings)  # type: ignore[no-untyped-call]
-    return *found, None, None
+    found = Fused.apply(logits_mV, work.target_m, work.ids_mK, banned_V, *settings)  # type: ignore[no-untyped-call]
+    return *found, None
 
 
 class _Statistics(torch.autograd.Function):

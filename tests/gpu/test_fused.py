@@ -14,20 +14,27 @@ pytestmark = [
 
 
 def computed(
-    dtype: torch.dtype, asked: Asked, limits: Limits, vocab: int, rows: int = 301
+    dtype: torch.dtype, asked: Asked, limits: Limits, vocab: int, rows: int = 301, topk: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Log-probs and entropies, and the gradients of hidden states and head."""
+    """Log-probs, entropies and log-probs of given ids, and the gradients of hidden states and head."""
     generator = torch.Generator("cuda").manual_seed(0)
     hidden_MH = torch.randn(rows, 64, device="cuda", generator=generator).to(dtype).requires_grad_()
     head_VH = (torch.randn(vocab, 64, device="cuda", generator=generator) / 4).to(dtype).requires_grad_()
     target_M = torch.randint(100, vocab, (rows,), device="cuda", generator=generator)
-    made = statistics(lambda x: x @ head_VH.T, hidden_MH, target_M, vocab, asked, limits=limits)
+    ids_MK = torch.randint(0, vocab, (rows, 7), device="cuda", generator=generator) if topk else None
+    if ids_MK is not None:
+        ids_MK[:, 0] = 1  # banned in some cases
+    made = statistics(lambda x: x @ head_VH.T, hidden_MH, target_M, vocab, asked, ids_MK, limits=limits)
     weights_M = torch.randn(rows, device="cuda", generator=generator)
     total = (made.logprobs_M * weights_M).sum()
     values = [made.logprobs_M.detach()]
     if made.entropy_M is not None:
         total = total - 0.3 * (made.entropy_M * weights_M.abs()).sum()
         values.append(made.entropy_M.detach())
+    if made.topk_logprobs_MK is not None:
+        spread_MK = torch.randn(rows, 7, device="cuda", generator=generator)
+        total = total + (made.topk_logprobs_MK.clamp(min=-1e3) * spread_MK).sum()
+        values.append(made.topk_logprobs_MK.detach())
     total.backward()  # type: ignore[no-untyped-call]
     assert hidden_MH.grad is not None and head_VH.grad is not None
     return values, [hidden_MH.grad, head_VH.grad]
@@ -36,15 +43,17 @@ def computed(
 @pytest.mark.parametrize("vocab", [600, 32000, 151937])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("bans", [0, 5])
-@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize(("entropy", "topk"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_agree(dtype: torch.dtype, entropy: bool, bans: int, temperature: float, vocab: int) -> None:
+def test_kernels_agree(
+    dtype: torch.dtype, entropy: bool, topk: bool, bans: int, temperature: float, vocab: int
+) -> None:
     banned = torch.arange(bans, device="cuda") if bans else None
     asked = Asked(temperature=temperature, banned=banned, entropy=entropy)
     plain = Limits(chunk=1 << 40, block=1 << 40, kept=1 << 40, plain=1 << 40)
     some = Limits(chunk=64 * vocab, block=1 << 24, kept=100 * vocab * 4, plain=0)  # chunks, some kept, some made again
-    values, gradients = computed(dtype, asked, plain, vocab)
-    found, made = computed(dtype, asked, some, vocab)
+    values, gradients = computed(dtype, asked, plain, vocab, topk=topk)
+    found, made = computed(dtype, asked, some, vocab, topk=topk)
     for a, b in zip(found, values, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     bound = 1e-5 if dtype is torch.float32 else 1e-2
