@@ -13,12 +13,13 @@ PLUGINS     := $(patsubst %/,%,$(sort $(dir $(wildcard relax_plugins/*/pyproject
 STAMP       := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
-.PHONY: help setup demo test test-slow lint format bench wheel clean
+.PHONY: help setup demo test test-slow test-gpu lint format bench wheel clean
 
 help:
 	@echo "make demo       train a tiny omni-modal model on this machine's CPU, about a minute"
 	@echo "make test       the fast tests"
 	@echo "make test-slow  the long tests: whole runs, kills, resumes"
+	@echo "make test-gpu   the tests that need a GPU"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make format     let ruff fix and format the files"
 	@echo "make bench      compare speed with other trainers"
@@ -54,6 +55,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout=900 $(PYTEST_ARGS)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

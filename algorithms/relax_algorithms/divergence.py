@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -89,7 +90,16 @@ class _Blockwise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(student, teacher)
-        ctx.kind, ctx.beta, ctx.blocks = kind, beta, _blocks(student, mask)
+        ctx.kind, ctx.beta, ctx.mask = kind, beta, mask
+        if _has_kernels(student, teacher):
+            from relax_algorithms import divergence_kernels
+
+            mask_N = None if mask is None else mask.flatten()
+            made = divergence_kernels.distances(kind, _flat(student), _flat(teacher), beta, mask_N, FLOOR)
+            found, against = (values_N.view(student.shape[:-1]) for values_N in made)
+            ctx.mark_non_differentiable(against)
+            return found, against
+        ctx.blocks = _blocks(student, mask)
         student_NV, teacher_NV = _flat(student), _flat(teacher)
         dtype = torch.promote_types(student.dtype, teacher.dtype)
         found, against = (torch.zeros(student.shape[:-1], dtype=dtype, device=student.device) for _ in range(2))
@@ -105,6 +115,12 @@ class _Blockwise(torch.autograd.Function):
         if gradient is None:
             return None, None, None, None, None
         student, teacher = ctx.saved_tensors
+        if _has_kernels(student, teacher):
+            from relax_algorithms import divergence_kernels
+
+            mask_N, gradient_N = None if ctx.mask is None else ctx.mask.flatten(), gradient.flatten().contiguous()
+            of = (ctx.kind, _flat(student), _flat(teacher), ctx.beta, mask_N, FLOOR, gradient_N)
+            return None, divergence_kernels.slope(*of).view(student.shape), None, None, None
         student_NV, teacher_NV, gradient_N1 = _flat(student), _flat(teacher), gradient.reshape(-1, 1)
         every = isinstance(ctx.blocks[0], slice)
         made_NV = torch.empty_like(student_NV) if every else torch.zeros_like(student_NV)
@@ -112,6 +128,11 @@ class _Blockwise(torch.autograd.Function):
             slope_nV = _slope(ctx.kind, student_NV[block], teacher_NV[block], ctx.beta)
             made_NV[block] = slope_nV.mul_(gradient_N1[block])
         return None, made_NV.view(student.shape), None, None, None
+
+
+def _has_kernels(student: Tensor, teacher: Tensor) -> bool:
+    lies_flat = student.is_contiguous() and teacher.is_contiguous()
+    return student.is_cuda and lies_flat and find_spec("triton") is not None
 
 
 def _flat(logprobs: Tensor) -> Tensor:

@@ -52,17 +52,20 @@ def write_gradient(
     pull_M: Tensor,
     of_entropy_M: Tensor | None,
     into_MV: Tensor,
+    of_all_MV: Tensor | None = None,
 ) -> None:
     """Write the gradient of the logits; ``into_MV`` may be the logits.
 
     ``of_logprobs_M``: that of the tokens' log-probs. ``pull_M``: the sum of those of all log-probs of a row, each of
-    which pulls down every probability. ``of_entropy_M``: that of the entropies, or None.
+    which pulls down every probability. ``of_entropy_M``: that of the entropies, or None. ``of_all_MV``: that of the
+    whole vocabulary's log-probs.
     """
     rows, vocab = logits_MV.shape
     _gradient[(rows,)](
-        logits_MV, target_M, banned_V, norm_M, entropy_M, of_logprobs_M, pull_M, of_entropy_M, into_MV, vocab,
-        logits_MV.stride(0), into_MV.stride(0), temperature,
-        HAS_BANNED=banned_V is not None, ENTROPY=of_entropy_M is not None, BLOCK=_BLOCK, num_warps=_WARPS,
+        logits_MV, target_M, banned_V, norm_M, entropy_M, of_logprobs_M, pull_M, of_entropy_M, of_all_MV, into_MV,
+        vocab, logits_MV.stride(0), into_MV.stride(0), 0 if of_all_MV is None else of_all_MV.stride(0), temperature,
+        HAS_BANNED=banned_V is not None, ENTROPY=of_entropy_M is not None, ALL=of_all_MV is not None,
+        BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
 
 
@@ -103,8 +106,9 @@ def _measure(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gradient(  # type: ignore[no-untyped-def]
-    logits, targets, banned, norms, entropies, of_logprobs, pulls, of_entropies, into, vocab, stride, into_stride,
-    temperature, HAS_BANNED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    logits, targets, banned, norms, entropies, of_logprobs, pulls, of_entropies, of_all, into, vocab, stride,
+    into_stride, all_stride, temperature,
+    HAS_BANNED: tl.constexpr, ENTROPY: tl.constexpr, ALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
@@ -121,6 +125,8 @@ def _gradient(  # type: ignore[no-untyped-def]
         x = x - norm
         share = tl.exp(x)
         made = tl.where(places == target, tl.load(of_logprobs + row), 0.0) - tl.load(pulls + row) * share
+        if ALL:
+            made += tl.load(of_all + row * all_stride + places, mask=inside, other=0.0)
         if ENTROPY:
             made -= tl.load(of_entropies + row) * share * (x + tl.load(entropies + row))
         made = tl.where(ban, 0.0, made / temperature)

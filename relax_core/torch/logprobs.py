@@ -198,6 +198,21 @@ def _fused(logits_mV: Tensor, work: _Work) -> tuple[Tensor | None, ...]:
     return *found, None
 
 
+def _fused_gradient_of_all(
+    all_mV: Tensor, work: _Work, g_m: Tensor | None, g_mV: Tensor | None, into_mV: Tensor
+) -> None:
+    """Write the gradient of a chunk's logits, given its log-probs and the gradients of some and of all of them."""
+    from relax_core.torch.fused import banned_mask, write_gradient
+
+    heat = work.asked.temperature
+    g_m, g_mV = (None if x is None else (x if heat == 1 else x / heat).contiguous() for x in (g_m, g_mV))
+    nothing_m = all_mV.new_zeros(len(all_mV))
+    g_m = nothing_m if g_m is None else g_m
+    pull_m = g_m if g_mV is None else g_m + g_mV.sum(-1)
+    banned_V = banned_mask(work.asked.banned, all_mV.shape[1])
+    write_gradient(all_mV, work.target_m, banned_V, 1.0, nothing_m, nothing_m, g_m, pull_m, None, into_mV, g_mV)
+
+
 class _Statistics(torch.autograd.Function):
     """Statistics of logits block by block, and the gradient of the logits, written over them where that is safe.
 
@@ -232,6 +247,9 @@ class _Statistics(torch.autograd.Function):
         values_mV = ctx.saved_tensors[0] if ctx.all_mV is None else ctx.all_mV
         overwrite = ctx.fresh and ctx.all_mV is None
         into_mV = values_mV.detach() if overwrite else torch.empty_like(values_mV, dtype=ctx.dtype)
+        if ctx.all_mV is not None and gradients[1] is gradients[2] is None and _has_kernels(values_mV):
+            _fused_gradient_of_all(values_mV, ctx.work, gradients[0], gradients[3], into_mV)
+            return into_mV, None
         for part in _blocks(values_mV, ctx.work.block):
             _gradient(values_mV, ctx.work, part, gradients, into_mV[part])
         return into_mV, None
@@ -278,13 +296,12 @@ def _tempered(logits_nV: Tensor, asked: Asked) -> Tensor:
 
 def _measure(logits_mV: Tensor, work: _Work, part: slice, made: Statistics) -> None:
     """Write the statistics of a block's rows."""
-    all_nV = _tempered(logits_mV[part], work.asked).log_softmax(-1, dtype=torch.float32)
+    full_nV = None if made.full_logprobs_MV is None else made.full_logprobs_MV[part]
+    all_nV = torch.log_softmax(_tempered(logits_mV[part], work.asked), -1, dtype=torch.float32, out=full_nV)
     torch.gather(all_nV, -1, work.target_m[part, None], out=made.logprobs_M[part, None])
     if made.topk_logprobs_MK is not None:
         assert work.ids_mK is not None
         made.topk_logprobs_MK[part] = all_nV.gather(-1, work.ids_mK[part])
-    if made.full_logprobs_MV is not None:
-        made.full_logprobs_MV[part] = all_nV
     if made.entropy_M is not None:
         made.entropy_M[part] = -all_nV.exp().mul_(all_nV).sum(-1)
 

@@ -35,6 +35,10 @@ def computed(
         spread_MK = torch.randn(rows, 7, device="cuda", generator=generator)
         total = total + (made.topk_logprobs_MK.clamp(min=-1e3) * spread_MK).sum()
         values.append(made.topk_logprobs_MK.detach())
+    if made.full_logprobs_MV is not None:
+        probable = made.full_logprobs_MV.detach() > -1e3
+        total = total + (made.full_logprobs_MV.exp() * weights_M[:, None]).square().sum()
+        values.append(made.full_logprobs_MV.detach()[probable])
     total.backward()  # type: ignore[no-untyped-call]
     assert hidden_MH.grad is not None and head_VH.grad is not None
     return values, [hidden_MH.grad, head_VH.grad]
@@ -60,3 +64,19 @@ def test_kernels_agree(
     for a, b in zip(made, gradients, strict=True):
         scale = b.float().abs().max()
         assert ((a.float() - b.float()).abs().max() / scale).item() < bound
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("bans", [0, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_whole_vocabulary_agrees(dtype: torch.dtype, bans: int, temperature: float) -> None:
+    vocab = 32000
+    asked = Asked(temperature=temperature, banned=torch.arange(bans, device="cuda") if bans else None, full=True)
+    plain = Limits(chunk=1 << 40, block=1 << 40, kept=1 << 40, plain=1 << 40)
+    values, gradients = computed(dtype, asked, plain, vocab)
+    found, made = computed(dtype, asked, Limits(chunk=256 * vocab, block=1 << 20, kept=0, plain=0), vocab)
+    for a, b in zip(found, values, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    for a, b in zip(made, gradients, strict=True):
+        scale = b.float().abs().max()
+        assert ((a.float() - b.float()).abs().max() / scale).item() < (1e-5 if dtype is torch.float32 else 1e-2)
