@@ -1,6 +1,6 @@
 """Time and peak memory of every loss with its log-probs: Relax beside one log-softmax over all logits.
 
-    python benchmarks/losses.py [--json FILE] [--rows 16] [--tokens 4096] [--vocab 32000] [--hidden 1024]
+    python benchmarks/losses.py [--json FILE] [--rows N] [--tokens 4096] [--vocab 32000] [--hidden N]
                                 [--device auto|cpu|cuda] [--dtype auto|float32|bfloat16] [--repeats 3] [--only ID]
 
 Both sides begin with the same hidden states, head and columns, and end with gradients of the first two. Every
@@ -33,6 +33,11 @@ SIDES = ("ours", "naive")
 MEMORY, TIME = 0.5, 1.0
 """The bars: Relax's share of the naive side, at most."""
 GIB = 1 << 30
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "cuda": {"rows": 16, "hidden": 1024, "passes": 3},
+    "cpu": {"rows": 2, "hidden": 256, "passes": 1},
+}
+"""On a CPU the plain side of 16 rows takes 24 GiB, and minutes: time and memory are the same for each row."""
 NEEDED: Mapping[str, Mapping[str, Any]] = {"dr-grpo": {"constant": 4096}}
 """Settings without which an algorithm cannot be built."""
 FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -63,18 +68,22 @@ class Case:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", type=Path, help="write every measurement here")
-    p.add_argument("--rows", type=int, default=16)
+    p.add_argument("--rows", type=int, help="default: 16 on a GPU, 2 on a CPU")
     p.add_argument("--tokens", type=int, default=4096, help="of each row")
     p.add_argument("--vocab", type=int, default=32000)
-    p.add_argument("--hidden", type=int, default=1024, help="size of a hidden state")
+    p.add_argument("--hidden", type=int, help="size of a hidden state; default: 1,024 on a GPU, 256 on a CPU")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     p.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="of the head; as trainers")
     p.add_argument("--repeats", type=int, default=3, help="processes of each side")
-    p.add_argument("--passes", type=int, default=3, help="timed passes of each process, after one that is not")
+    p.add_argument("--passes", type=int, help="timed ones of each process, after one; default: 3 on a GPU, 1 on a CPU")
     p.add_argument("--threads", type=int, default=1, help="of a CPU")
     p.add_argument("--memory", type=float, help="GiB that a process may take; default: most of what is free")
     p.add_argument("--only", metavar="ID", help="one algorithm")
     a = p.parse_args(words)
+    a.device, a.dtype = placed(a)
+    for name, default in DEFAULTS[a.device].items():
+        if getattr(a, name) is None:
+            setattr(a, name, default)
     if min(a.rows, a.tokens, a.vocab, a.hidden, a.repeats, a.passes, a.threads) < 1:
         p.error("sizes and counts must be 1 or more")
     return a
@@ -254,13 +263,12 @@ def main() -> None:
     if not console.is_terminal:
         console = Console(width=120)
     wanted = cases(a.only)
-    device, dtype = placed(a)
+    device, dtype = a.device, a.dtype
     started, loads = time.strftime("%Y-%m-%dT%H:%M:%S%z"), [os.getloadavg()[0]]
     found = [compared(case, a, device, dtype, console) for case in wanted]
     loads.append(os.getloadavg()[0])
     if a.json:
-        settings = {k: v for k, v in vars(a).items() if k not in ("json", "device", "dtype")}
-        settings |= {"device": device, "dtype": dtype}
+        settings = {k: v for k, v in vars(a).items() if k != "json"}
         report = {"started": started, "machine": machine(device), "load": loads, "settings": settings, "cases": found}
         a.json.write_text(json.dumps(report, indent=1))
     sizes = f"{a.rows} x {a.tokens:,} tokens, vocabulary {a.vocab:,}, hidden {a.hidden:,}, {dtype} on {device}"
