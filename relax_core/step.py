@@ -73,10 +73,13 @@ class StepGroups:
         """The rows of each group with their credit."""
         if not self.credits:
             async for rows in self._claimed():
+                if len(self.groups) == self.system.run.config.groups_per_step:
+                    self._announce()
                 yield rows
             return
         groups = [rows async for rows in self._claimed()]
         credit = self.system.algorithm.advantages(scored_groups([row for rows in groups for row in rows]))
+        self._announce()
         for rows in groups:
             yield [_with(row, credit[row.id]) for row in rows]
 
@@ -93,8 +96,6 @@ class StepGroups:
             self.claims.append(replace(claim, groups=tuple(fresh), rows=tuple(r for g in fresh for r in by_group[g])))
             for group in fresh:
                 self.groups.append(by_group[group][0].columns["group"])
-                if len(self.groups) == config.groups_per_step:
-                    self._announce()
                 yield by_group[group]
 
     def _announce(self) -> None:
