@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relax_core.config.schema import ComponentSection, EnvironmentSection, RewardSection, RunConfig, SamplingSection
+from relax_core.config.schema import RunConfig, SamplingSection
 from relax_core.interfaces import Algorithm, Cut, ModelAdapter, Row, StepResult, Trainer
 from relax_core.plugins import activate
 from relax_core.run import Run
@@ -52,20 +52,23 @@ def row(
     return Row(id, id.split("/")[0], {**own, **columns})
 
 
-def tiny_run(directory: Path = Path("runs/tiny"), **settings: Any) -> Run:
-    """A run without plugins; ``settings`` are fields of the run file."""
-    section = ComponentSection(id="none")
-    known: dict[str, Any] = {
+def tiny_config(algorithm: str = "none", **settings: Any) -> RunConfig:
+    """A run file's own fields, whose components need not exist; ``settings`` are written as in a run file."""
+    base: dict[str, Any] = {
         "name": "tiny",
         "steps": 10,
         "groups_per_step": 2,
-        "model": section,
-        "environments": (EnvironmentSection(id="none"),),
-        "rewards": (RewardSection(id="none"),),
-        "algorithm": section,
-        **settings,
+        "model": {"id": "none"},
+        "environments": ({"id": "none"},),
+        "rewards": ({"id": "none"},),
+        "algorithm": {"id": algorithm},
     }
-    return Run(RunConfig(**known), directory, activate(()))
+    return RunConfig.model_validate(base | settings)
+
+
+def tiny_run(directory: Path = Path("runs/tiny"), **settings: Any) -> Run:
+    """A run without plugins; ``settings`` are fields of the run file."""
+    return Run(tiny_config(**settings), directory, activate(()))
 
 
 def tiny_trainer(

@@ -20,9 +20,9 @@ from relax_algorithms import ops
 from relax_algorithms.grpo import Grpo
 from relax_algorithms.options import EntropyBonus
 from relax_algorithms.plugin import relax_algorithms
-from relax_core.config.schema import RunConfig
 from relax_core.interfaces import Batch, Outputs, Row
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, make_batch, scored_group
+from relax_core.testing.training import tiny_config
 
 NAN = math.nan
 AGGREGATIONS: list[dict[str, Any]] = [
@@ -43,26 +43,13 @@ def grpo(**settings: Any) -> Grpo:
     return Grpo(Grpo.Config.model_validate(settings))
 
 
-def run_config(**changes: Any) -> RunConfig:
-    base: dict[str, Any] = {
-        "name": "test",
-        "steps": 1,
-        "groups_per_step": 1,
-        "model": {"id": "text"},
-        "environments": ({"id": "single_turn"},),
-        "rewards": ({"id": "exact"},),
-        "algorithm": {"id": "grpo"},
-    }
-    return RunConfig.model_validate({**base, **changes})
-
-
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_of_one_is_refused() -> None:
-    (line,) = Grpo.check(Grpo.Config(), run_config(group_size=1))
+    (line,) = Grpo.check(Grpo.Config(), tiny_config("grpo", group_size=1))
     assert "group_size is 1" in line and "2 or more" in line
-    assert not list(Grpo.check(Grpo.Config(), run_config(group_size=2)))
+    assert not list(Grpo.check(Grpo.Config(), tiny_config("grpo", group_size=2)))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +92,6 @@ import sys
 sys.modules["torch"] = None
 from relax_algorithms.grpo import Grpo
 from relax_algorithms.plugin import relax_algorithms
-from relax_core.config.schema import RunConfig
 relax_algorithms()["grpo"], Grpo.Config.model_json_schema(), Grpo.check
 print("numpy" in sys.modules)
 from relax_core.testing.algorithm_checks import check_columns

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from relax_algorithms.opd import Opd
 from relax_algorithms.options import Clipped
 from relax_algorithms.plugin import relax_algorithms
-from relax_core.config.schema import RunConfig
 from relax_core.interfaces import Streaming
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, scored_group
+from relax_core.testing.training import tiny_config
 
 KL = {"coefficient": 0.1}
 SETTINGS: list[dict[str, Any]] = [
@@ -33,19 +33,6 @@ SETTINGS: list[dict[str, Any]] = [
 
 def opd(**settings: Any) -> Opd:
     return Opd(Opd.Config.model_validate(settings))
-
-
-def run_config(**changes: Any) -> RunConfig:
-    base: dict[str, Any] = {
-        "name": "test",
-        "steps": 1,
-        "groups_per_step": 1,
-        "model": {"id": "text"},
-        "environments": ({"id": "single_turn"},),
-        "rewards": ({"id": "exact"},),
-        "algorithm": {"id": "opd"},
-    }
-    return RunConfig.model_validate({**base, **changes})
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -104,17 +91,17 @@ def test_filled_in_settings_are_settings(settings: dict[str, Any]) -> None:
 
 def test_a_group_of_one() -> None:
     """Distillation compares no plays with each other; a reward does."""
-    assert not list(Opd.check(opd().config, run_config(group_size=1)))
-    (line,) = Opd.check(opd(reward_weight=0.5).config, run_config(group_size=1))
+    assert not list(Opd.check(opd().config, tiny_config("opd", group_size=1)))
+    (line,) = Opd.check(opd(reward_weight=0.5).config, tiny_config("opd", group_size=1))
     assert "group_size is 1" in line and "reward_weight to 0" in line
-    assert not list(Opd.check(opd(reward_weight=0.5).config, run_config(group_size=2)))
-    (line,) = Opd.check(opd(opsm=0.1).config, run_config())
+    assert not list(Opd.check(opd(reward_weight=0.5).config, tiny_config("opd", group_size=2)))
+    (line,) = Opd.check(opd(opsm=0.1).config, tiny_config("opd"))
     assert line.startswith("opsm with updates_per_step 1")
 
 
 def test_notes_advise_only_what_is_allowed() -> None:
     """A correction is refused where no sampled token is weighed, so nothing is said of it there."""
-    late = run_config(max_staleness=2)
+    late = tiny_config("opd", max_staleness=2)
     assert (
         len([*Opd.notes(opd().config, late)])
         == len([*Opd.notes(opd(over="full", reward_weight=1.0).config, late)])

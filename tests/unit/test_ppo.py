@@ -18,9 +18,9 @@ from torch import Tensor
 from relax_algorithms import ops
 from relax_algorithms.plugin import relax_algorithms
 from relax_algorithms.ppo import Ppo
-from relax_core.config.schema import RunConfig
 from relax_core.interfaces import Batch, Member, Outputs, Row, ScoredGroup, Streaming
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, scored_group
+from relax_core.testing.training import tiny_config
 from relax_core.types import Task
 
 NAN = math.nan
@@ -42,19 +42,6 @@ VARIANTS: list[dict[str, Any]] = [
 
 def ppo(**settings: Any) -> Ppo:
     return Ppo(Ppo.Config.model_validate(settings))
-
-
-def run_config(**changes: Any) -> RunConfig:
-    base: dict[str, Any] = {
-        "name": "test",
-        "steps": 4,
-        "groups_per_step": 1,
-        "model": {"id": "text"},
-        "environments": ({"id": "single_turn"},),
-        "rewards": ({"id": "exact"},),
-        "algorithm": {"id": "ppo"},
-    }
-    return RunConfig.model_validate({**base, **changes})
 
 
 def group(*members: tuple[float | None, Sequence[Numbers]]) -> ScoredGroup:
@@ -105,14 +92,14 @@ def test_settings_that_were_written_out_are_settings() -> None:
 
 
 def test_plays_are_not_compared() -> None:
-    assert not list(Ppo.check(Ppo.Config(), run_config(group_size=1)))
+    assert not list(Ppo.check(Ppo.Config(), tiny_config("ppo", steps=4, group_size=1)))
     assert ppo().group_metrics([scored_group("a", [(1.0, ["#"]), (1.0, ["#"])])]) == {}
 
 
 def test_a_run_that_never_trains_the_policy_is_refused() -> None:
-    (line,) = Ppo.check(Ppo.Config(critic_warmup=4), run_config())
+    (line,) = Ppo.check(Ppo.Config(critic_warmup=4), tiny_config("ppo", steps=4))
     assert "critic_warmup is 4 and steps is 4" in line
-    assert not list(Ppo.check(Ppo.Config(critic_warmup=3), run_config()))
+    assert not list(Ppo.check(Ppo.Config(critic_warmup=3), tiny_config("ppo", steps=4)))
 
 
 # --- advantages by hand -----------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from relax_algorithms.plugin import relax_algorithms
 from relax_algorithms.reinforce_pp import ReinforcePlusPlus
-from relax_core.config.schema import RunConfig
 from relax_core.interfaces import Batch, Member, Outputs, Row, ScoredGroup, Streaming
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, scored_group
+from relax_core.testing.training import tiny_config
 from relax_core.types import Task
 
 NAN = math.nan
@@ -41,19 +41,6 @@ VARIANTS: list[dict[str, Any]] = [
 
 def made(**settings: Any) -> ReinforcePlusPlus:
     return ReinforcePlusPlus(ReinforcePlusPlus.Config.model_validate(settings))
-
-
-def run_config(**changes: Any) -> RunConfig:
-    base: dict[str, Any] = {
-        "name": "test",
-        "steps": 1,
-        "groups_per_step": 1,
-        "model": {"id": "text"},
-        "environments": ({"id": "single_turn"},),
-        "rewards": ({"id": "exact"},),
-        "algorithm": {"id": "reinforce++"},
-    }
-    return RunConfig.model_validate({**base, **changes})
 
 
 def group(name: str, *members: tuple[float | None, Sequence[Numbers]]) -> ScoredGroup:
@@ -79,11 +66,13 @@ def advantages(algorithm: ReinforcePlusPlus, *groups: ScoredGroup) -> list[list[
 
 
 def test_a_group_of_one_is_refused_with_a_baseline_only() -> None:
-    one = run_config(group_size=1)
+    one = tiny_config("reinforce++", group_size=1)
     assert not list(ReinforcePlusPlus.check(ReinforcePlusPlus.Config(), one))
     (line,) = ReinforcePlusPlus.check(ReinforcePlusPlus.Config(baseline=True), one)
     assert "group_size 1" in line and "leave baseline out" in line
-    assert not list(ReinforcePlusPlus.check(ReinforcePlusPlus.Config(baseline=True), run_config(group_size=2)))
+    assert not list(
+        ReinforcePlusPlus.check(ReinforcePlusPlus.Config(baseline=True), tiny_config("reinforce++", group_size=2))
+    )
 
 
 @pytest.mark.parametrize(
