@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat
 
-from relax_algorithms import credit
 from relax_algorithms.options import Options
 from relax_algorithms.policy_gradient import PolicyGradient
 from relax_core.interfaces import About, Batch, Columns, Loss, Outputs, ScoredGroup
@@ -48,8 +47,7 @@ class Cispo(PolicyGradient):
     config: Config
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
-        advantages = [credit.group_advantages(self.rewards(group), "std") for group in groups]
-        return self.credited(groups, credit.spread(groups, advantages))
+        return self.compared(groups)
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms import ops

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import PositiveFloat
 
-from relax_algorithms import credit
 from relax_algorithms.options import Clipped
 from relax_algorithms.policy_gradient import PolicyGradient
 from relax_core.interfaces import About, Batch, Columns, Loss, Outputs, ScoredGroup
@@ -39,8 +38,7 @@ class Dapo(PolicyGradient):
     config: Config
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
-        advantages = [credit.group_advantages(self.rewards(group), "std") for group in groups]
-        return self.credited(groups, credit.spread(groups, advantages))
+        return self.compared(groups)
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms.terms import Terms, clipped

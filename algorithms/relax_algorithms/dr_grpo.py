@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relax_algorithms import credit
 from relax_algorithms.credit import Aggregation
 from relax_algorithms.options import Clipped
 from relax_algorithms.policy_gradient import PolicyGradient
@@ -36,8 +35,7 @@ class DrGrpo(PolicyGradient):
     config: Config
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
-        advantages = [credit.group_advantages(self.rewards(group), "none") for group in groups]
-        return self.credited(groups, credit.spread(groups, advantages))
+        return self.compared(groups, "none")
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms.terms import Terms, clipped

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
-from relax_algorithms import credit
 from relax_algorithms.credit import Aggregation
 from relax_algorithms.options import Clipped
 from relax_algorithms.policy_gradient import PolicyGradient
@@ -46,8 +45,7 @@ class Gspo(PolicyGradient):
     config: Config
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
-        advantages = [credit.group_advantages(self.rewards(group), "std") for group in groups]
-        return self.credited(groups, credit.spread(groups, advantages))
+        return self.compared(groups)
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms import ops

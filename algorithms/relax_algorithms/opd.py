@@ -108,10 +108,8 @@ class Opd(PolicyGradient):
         """Those of the reward, as in GRPO; 0 for distillation alone. The teacher's come with the loss: they follow the
         policy as it is in each update."""
         if self.config.reward_weight:
-            values = [[*credit.group_advantages(self.rewards(group), "std")] for group in groups]
-        else:
-            values = [[0.0] * len(group.members) for group in groups]
-        return self.credited(groups, credit.spread(groups, values))
+            return self.compared(groups)
+        return self.credited(groups, credit.spread(groups, [[0.0] * len(group.members) for group in groups]))
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms import ops

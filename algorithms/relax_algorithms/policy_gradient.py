@@ -65,6 +65,11 @@ class PolicyGradient(Algorithm):
             for member in group.members
         ]
 
+    def compared(self, groups: Sequence[ScoredGroup], scale: credit.Scale = "std") -> Mapping[str, Columns]:
+        """The columns of every row, where a play's advantage is its reward compared with those of its group."""
+        advantages = [credit.group_advantages(self.rewards(group), scale) for group in groups]
+        return self.credited(groups, credit.spread(groups, advantages))
+
     def credited(
         self,
         groups: Sequence[ScoredGroup],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,9 +18,6 @@ from relax_core.interfaces import ModelAdapter, Outputs
 from relax_core.torch.attention import DeviceLanes, LaneAttention, supports_lanes
 from relax_core.torch.layout import Kind, Layout, Piece, lay_out
 from relax_core.torch.logprobs import Asked, Statistics, limits_of, statistics
-
-_CHUNK: dict[str, int] = {}
-"""By type of device: elements of logits (M, V) that are made at once, where it is not the default of ``Limits``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,7 @@ class Forward:
         self.device = next(model.parameters()).device
         self._attention = LaneAttention(model) if self.kind != "padded" else None
         self._banned = torch.tensor(adapter.banned_token_ids, dtype=torch.long, device=self.device)
-        limits = limits_of(self.device)
-        self._limits = replace(limits, chunk=_CHUNK.get(self.device.type, limits.chunk))
+        self._limits = limits_of(self.device)
 
     @contextmanager
     def run(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from relax_algorithms.testing import aggregations
 from relax_core.interfaces import Algorithm, Row
 from relax_core.plugins import Stack, activate
 from relax_core.testing.algorithm_checks import Update, evaluate, example_rows
@@ -19,13 +20,7 @@ FOLDER = Path(__file__).parent
 TOLERANCE = 2e-6  # the files hold six decimals
 PLUGINS = ("algorithms-extra",)
 
-AGGREGATIONS: list[dict[str, Any]] = [
-    {"aggregation": "token-mean"},
-    {"aggregation": "sequence-mean"},
-    {"aggregation": "sequence-sum"},
-    {"aggregation": "constant", "constant": 16},
-    {"aggregation": "prompt-mean"},
-]
+AGGREGATIONS = aggregations(16)
 OPTIONS: list[dict[str, Any]] = [
     {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 1.3},
     {"entropy": {"start": 0.1, "end": 0.01, "steps": 10}},

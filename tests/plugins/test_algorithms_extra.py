@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from relax_algorithms.testing import aggregations
 from relax_core.config.schema import RunConfig
 from relax_core.errors import DataError
 from relax_core.interfaces import Algorithm
@@ -30,13 +31,7 @@ from relax_plugin_algorithms_extra.plugin import relax_algorithms
 
 NAN = math.nan
 ALL: dict[str, type[Algorithm]] = {"maxrl": Maxrl, "gdpo": Gdpo, "m2po": M2po, "dppo": Dppo, "gmpo": Gmpo}
-AGGREGATIONS: list[dict[str, Any]] = [
-    {"aggregation": "token-mean"},
-    {"aggregation": "sequence-mean"},
-    {"aggregation": "sequence-sum"},
-    {"aggregation": "constant", "constant": 12},
-    {"aggregation": "prompt-mean"},
-]
+AGGREGATIONS = aggregations()
 OPTIONS: list[dict[str, Any]] = [
     {"entropy": {"start": 0.1, "end": 0.01, "steps": 10}, "rejection": {"low": 0.9, "high": 1.1}},
     {"kl": {"coefficient": 0.1}, "opsm": 0.05},

@@ -20,18 +20,13 @@ from relax_algorithms import ops
 from relax_algorithms.grpo import Grpo
 from relax_algorithms.options import EntropyBonus
 from relax_algorithms.plugin import relax_algorithms
+from relax_algorithms.testing import aggregations
 from relax_core.interfaces import Batch, Outputs, Row
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, make_batch, scored_group
 from relax_core.testing.training import tiny_config
 
 NAN = math.nan
-AGGREGATIONS: list[dict[str, Any]] = [
-    {"aggregation": "token-mean"},
-    {"aggregation": "sequence-mean"},
-    {"aggregation": "sequence-sum"},
-    {"aggregation": "constant", "constant": 12},
-    {"aggregation": "prompt-mean"},
-]
+AGGREGATIONS = aggregations()
 SETTINGS: list[dict[str, Any]] = [
     *AGGREGATIONS,
     {"clip_high": 0.28, "dual_clip": 1.3},

@@ -24,10 +24,10 @@ from relax_core.interfaces import Member, ModelAdapter, Row, ScoredGroup, Transp
 from relax_core.media import MediaStore
 from relax_core.setup import StageSetup
 from relax_core.stages import serve
+from relax_core.testing.stages import columns_of, plain_logprobs
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
 from relax_core.testing.training import forward, row, tiny_run, tiny_trainer, train
 from relax_core.torch.layout import Kind
-from relax_core.torch.model_stage import ModelStage
 from relax_core.torch.optim import named_tensors
 from relax_core.torch.reference import Reference
 from relax_core.torch.stage_config import ReferenceConfig
@@ -68,21 +68,6 @@ def group_rows(group: str = "g0", members: int = 5, seed: int = 0) -> list[Row]:
         made.append(row(f"{group}/{i}/0", prompt, draw.choice(allowed, i).tolist(), mask, advantage=0.0))
     made.append(row(f"{group}/{members + 1}/0", prompt, draw.choice(allowed, 2).tolist(), [0, 0], units=0.0))
     return made
-
-
-def columns_of(stage: ModelStage, rows: Sequence[Row]) -> dict[str, Any]:
-    claim = Claim(stage.name, Holder(stage.name, 0), tuple(rows), tuple(dict.fromkeys(r.group for r in rows)))
-    return dict(asyncio.run(stage.run(claim)))
-
-
-def plain_logprobs(adapter: ModelAdapter, model: torch.nn.Module, line: Row, temperature: float) -> torch.Tensor:
-    """(S, V): of every token at each sampled place of one row, by the definition: no layouts, no chunks."""
-    ids = torch.tensor(line.columns["tokens"].astype(np.int64))
-    logits_TV = cast(Any, model)(input_ids=ids[None], use_cache=False).logits[0].double() / temperature
-    logits_TV[:, list(adapter.banned_token_ids)] = -1e30
-    sampled = np.flatnonzero(line.columns["mask"])
-    logprobs_SV: torch.Tensor = logits_TV.log_softmax(-1)[sampled - 1]
-    return logprobs_SV
 
 
 def publish(transport: Transport, number: int, model: torch.nn.Module, shift: float = 0.0) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from relax_algorithms import ops
 from relax_algorithms.plugin import relax_algorithms
 from relax_algorithms.ppo import Ppo
+from relax_algorithms.testing import aggregations
 from relax_core.interfaces import Batch, Member, Outputs, Row, ScoredGroup, Streaming
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, scored_group
 from relax_core.testing.training import tiny_config
@@ -25,13 +26,7 @@ from relax_core.types import Task
 
 NAN = math.nan
 Numbers = Mapping[str, Sequence[float]]
-AGGREGATIONS: list[dict[str, Any]] = [
-    {"aggregation": "token-mean"},
-    {"aggregation": "sequence-mean"},
-    {"aggregation": "sequence-sum"},
-    {"aggregation": "constant", "constant": 12},
-    {"aggregation": "prompt-mean"},
-]
+AGGREGATIONS = aggregations()
 VARIANTS: list[dict[str, Any]] = [
     {"gamma": 0.9, "lam": 0.8},
     {"whiten": False},

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from relax_algorithms.testing import aggregations
 from relax_core.interfaces import Algorithm, Batch, Loss, Outputs, Row, ScoredGroup
 from relax_core.plugins import activate, installed_plugins
 from relax_core.testing.algorithm_checks import cuts, example_rows, make_batch, scored_group
@@ -34,13 +35,7 @@ TOLERANCE = 1e-6
 PLUGINS = [name for name in ("algorithms-extra",) if name in {entry.name for entry in installed_plugins()}]
 MINIMAL: dict[str, dict[str, Any]] = {"dr-grpo": {"constant": 12}}
 """What an algorithm cannot do without."""
-AGGREGATIONS: list[dict[str, Any]] = [
-    {"aggregation": "token-mean"},
-    {"aggregation": "sequence-mean"},
-    {"aggregation": "sequence-sum"},
-    {"aggregation": "constant", "constant": 12},
-    {"aggregation": "prompt-mean"},
-]
+AGGREGATIONS = aggregations()
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"whiten": True}),
     ("grpo", {"kl": {"coefficient": 0.1}, "entropy": {"start": 0.1, "end": 0.05, "steps": 6}}),

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from relax_algorithms.plugin import relax_algorithms
 from relax_algorithms.reinforce_pp import ReinforcePlusPlus
+from relax_algorithms.testing import aggregations
 from relax_core.interfaces import Batch, Member, Outputs, Row, ScoredGroup, Streaming
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, scored_group
 from relax_core.testing.training import tiny_config
@@ -23,13 +24,7 @@ from relax_core.types import Task
 
 NAN = math.nan
 Numbers = Mapping[str, Sequence[float]]
-AGGREGATIONS: list[dict[str, Any]] = [
-    {"aggregation": "token-mean"},
-    {"aggregation": "sequence-mean"},
-    {"aggregation": "sequence-sum"},
-    {"aggregation": "constant", "constant": 12},
-    {"aggregation": "prompt-mean"},
-]
+AGGREGATIONS = aggregations()
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"gamma": 0.9},

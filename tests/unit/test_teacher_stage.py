@@ -7,14 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from relax_core.bus import Claim, Holder
 from relax_core.config.schema import ComponentSection, SamplingSection
 from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import ModelAdapter, Row
@@ -24,9 +23,10 @@ from relax_core.models.config import TextConfig, TinyModel
 from relax_core.models.text import TextAdapter, tiny_qwen3
 from relax_core.models.words import word_tokenizer
 from relax_core.setup import StageSetup
+from relax_core.testing.stages import columns_of, plain_logprobs
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.testing.training import row, tiny_run
-from relax_core.torch.model_stage import ModelStage, vocabulary_problem
+from relax_core.torch.model_stage import vocabulary_problem
 from relax_core.torch.optim import named_tensors
 from relax_core.torch.reference import Reference
 from relax_core.torch.stage_config import ReferenceConfig, TeacherConfig
@@ -51,21 +51,6 @@ def teacher(
     adapter: ModelAdapter, columns: frozenset[str], model: ComponentSection, temperature: float = 1.0, **settings: Any
 ) -> Teacher:
     return Teacher(TeacherConfig(model=model, device="cpu", **settings), setup_of(adapter, columns, temperature))
-
-
-def columns_of(stage: ModelStage, rows: Sequence[Row]) -> dict[str, Any]:
-    claim = Claim(stage.name, Holder(stage.name, 0), tuple(rows), tuple(dict.fromkeys(r.group for r in rows)))
-    return dict(asyncio.run(stage.run(claim)))
-
-
-def plain_logprobs(adapter: ModelAdapter, model: torch.nn.Module, line: Row, temperature: float) -> torch.Tensor:
-    """(S, V): of every token at each sampled place of one row, by the definition: no layouts, no chunks."""
-    ids = torch.tensor(line.columns["tokens"].astype(np.int64))
-    logits_TV = cast(Any, model)(input_ids=ids[None], use_cache=False).logits[0].double() / temperature
-    logits_TV[:, list(adapter.banned_token_ids)] = -1e30
-    sampled = np.flatnonzero(line.columns["mask"])
-    logprobs_SV: torch.Tensor = logits_TV.log_softmax(-1)[sampled - 1]
-    return logprobs_SV
 
 
 def text_section(**tiny: Any) -> ComponentSection:

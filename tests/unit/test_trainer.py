@@ -21,6 +21,7 @@ from relax_core.run import Run
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
 from relax_core.testing.training import forward, row, tiny_run, tiny_trainer, train, train_cuts
 from relax_core.torch.layout import Kind
+from relax_core.torch.logprobs import Limits
 from relax_core.torch.trainer import TorchTrainer
 from relax_core.types import MediaRef
 
@@ -153,12 +154,25 @@ def test_entropy_is_that_of_the_tempered_distribution_without_banned_tokens() ->
 
 def test_a_big_vocabulary_is_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of_lengths([1, 2, 3, 4, 5])
-    results = []
-    for elements in (1 << 23, 3 * 32):  # all at once; three tokens at a time
-        monkeypatch.setitem(cast(Any, __import__("relax_core.torch.forward", fromlist=["x"]))._CHUNK, "cpu", elements)
-        trainer = caught(banning())
+    results, largest = [], []
+
+    class Watching(Banning):
+        def head(self, model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+            seen.append(len(hidden))
+            return super().head(model, hidden)
+
+    plain = banning()
+    for tokens in (15, 3):  # all at once; three at a time, made again in the backward pass
+        seen: list[int] = []
+        limits = Limits(chunk=tokens * plain.vocab_size, block=plain.vocab_size, kept=0)
+        monkeypatch.setattr("relax_core.torch.forward.limits_of", lambda device, found=limits: found)
+        trainer = caught(Watching(plain.config, plain.media))
         train(trainer, 0, [rows], grpo(entropy=0.1))
         results.append((forward(trainer, rows), gradients(trainer)))
+        largest.append(max(seen))
+    assert largest[0] > 3 and largest[1] == 3
+    for found, expected in zip(results[1][0], results[0][0], strict=True):
+        assert np.allclose(found["logprobs"], expected["logprobs"], atol=1e-6)
     assert_close(results[1][1], results[0][1], 1e-6)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from relax_algorithms import credit
 from relax_algorithms.options import Options
 from relax_algorithms.policy_gradient import PolicyGradient
 from relax_core.interfaces import About, Batch, Columns, Loss, Outputs, ScoredGroup
@@ -60,8 +59,7 @@ class Dppo(PolicyGradient):
         return ()  # its ratio is to the policy that sampled, however old: it needs no correction
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
-        advantages = [credit.group_advantages(self.rewards(group), "std") for group in groups]
-        return self.credited(groups, credit.spread(groups, advantages))
+        return self.compared(groups)
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms import ops

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from pydantic import PositiveFloat
 
-from relax_algorithms import credit
 from relax_algorithms.credit import Aggregation
 from relax_algorithms.options import Options
 from relax_algorithms.policy_gradient import PolicyGradient
@@ -55,8 +54,7 @@ class Gmpo(PolicyGradient):
     config: Config
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
-        advantages = [credit.group_advantages(self.rewards(group), "std") for group in groups]
-        return self.credited(groups, credit.spread(groups, advantages))
+        return self.compared(groups)
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         import torch

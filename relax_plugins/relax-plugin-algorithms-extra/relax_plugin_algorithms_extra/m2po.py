@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveFloat
 
-from relax_algorithms import credit
 from relax_algorithms.options import Options
 from relax_algorithms.policy_gradient import PolicyGradient
 from relax_core.interfaces import About, Batch, Columns, Loss, Outputs, Row, ScoredGroup
@@ -73,8 +72,7 @@ class M2po(PolicyGradient):
         return ()  # staleness is what it is for; it needs no correction
 
     def advantages(self, groups: Sequence[ScoredGroup]) -> Mapping[str, Columns]:
-        advantages = [credit.group_advantages(self.rewards(group), "std") for group in groups]
-        return self.credited(groups, credit.spread(groups, advantages))
+        return self.compared(groups)
 
     def prepare(self, rows: Sequence[Row]) -> Mapping[str, Columns]:
         """``m2_mask`` float32 (T,) of each row, from those of the whole step."""
