@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from relax_core.config.schema import SamplingSection
 from relax_core.hookspecs import Callback, OptimizerEvent
@@ -14,8 +11,13 @@ from relax_core.interfaces import ModelAdapter, Row
 from relax_core.run import Run
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
 from relax_core.testing.training import row, tiny_run, tiny_trainer
-from relax_core.torch.layout import Kind
-from relax_core.torch.trainer import TorchTrainer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from relax_core.torch.layout import Kind
+    from relax_core.torch.trainer import TorchTrainer
 
 KINDS: tuple[Kind, ...] = ("shared", "packed", "padded")
 BANS = (4, 9, 17)
@@ -36,6 +38,8 @@ def banning(**settings: Any) -> Banning:
 
 def rows_of_lengths(lengths: Sequence[int], prompts: int = 3, seed: int = 0) -> list[Row]:
     """Replies of these lengths to a few prompts; one has an observation in it, two are samples of one trajectory."""
+    import numpy as np
+
     draw = np.random.default_rng(seed)
     starts = [draw.integers(5, 30, 3 + 2 * i).tolist() for i in range(prompts)]
     allowed = [i for i in range(3, 30) if i not in BANS]
@@ -90,6 +94,9 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 def plain_logprobs(adapter: TinyAdapter, r: Row, temperature: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     """From the plain transformers model, one row at a time."""
+    import numpy as np
+    import torch
+
     model = adapter.load("cpu", torch.float32)
     ids = torch.tensor(r.columns["tokens"].tolist())
     with torch.no_grad():
