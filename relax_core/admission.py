@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -72,6 +72,11 @@ class Admission:
         self._tickets: dict[str, Ticket] = {}
         self._waiting: list[asyncio.Future[None]] = []
 
+    @property
+    def next_position(self) -> int:
+        """The place in the stream of tasks that the next new group takes."""
+        return self._next_position
+
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def open(self) -> bool:
@@ -92,17 +97,15 @@ class Admission:
                 if future in self._waiting:
                     self._waiting.remove(future)
 
-    def start(self, name: Callable[[int, int], str]) -> Ticket:
-        """Take a slot for the task at the next position. ``name(position, attempt)`` gives ``<task id>@<attempt>``.
+    def start(self, group: str) -> Ticket:
+        """Take a slot for the task at ``next_position``; ``group`` is ``<task id>@0``.
 
-        Raises RelaxError when admission is closed or the id is not of that form or in flight; what ``name`` raises
-        passes through. Then no slot is taken.
+        Raises RelaxError when admission is closed or the id is not of that form or in flight; then no slot is taken.
         """
         if not self.open():
             raise RelaxError("admission: no group may start now; wait for wait_open() before start()")
-        group = name(self._next_position, 0)
         if not group.endswith("@0") or group in self._tickets:
-            raise RelaxError(f"admission: group id {group!r}; give <task id>@<attempt>, with an id unique in the run")
+            raise RelaxError(f"admission: group id {group!r}; give <task id>@0, with an id unique in the run")
         self.issued += 1
         self._next_position += 1
         return self._ticket(group, self._next_position - 1, 0)

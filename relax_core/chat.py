@@ -7,11 +7,13 @@ the past does a new sample start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from relax_core.interfaces import Request, Rewritten
+from relax_core.errors import EngineError
+from relax_core.interfaces import Completion, Request, Rewritten
 from relax_core.keys import stream, uniform
 from relax_core.types import (
     DrawKey,
@@ -100,21 +102,25 @@ class Chat:
         return replace(self._sampling, max_new_tokens=min(limit, max_new_tokens or limit))
 
     def _say(self, new: list[Message]) -> None:
-        """Bring the tokens up to the next sampling."""
-        if self.samples:
-            last = self.samples[-1]
-            result = self._adapter.extend(self.history, Encoded(last.ids, last.media, last.positions), new)
-            self.history += new
-            if not isinstance(result, Rewritten):
-                self._append(last, result.new)
-                return
-            self.rewrites.append(result.reason)
-        else:
-            self.history += new
-        first = self._encode(self.history)
-        sample = Sample([], [], [], [])
-        self.samples.append(sample)
-        self._append(sample, first)
+        """Bring the tokens up to the next sampling. What is refused leaves everything as it was."""
+        with self._adapter.media.holding():
+            result = self._extended(new)
+            if isinstance(result, Encoded):
+                self._append(self.samples[-1], result)
+            else:
+                first = self._encode([*self.history, *new])
+                self.rewrites += [result] if result else []
+                self.samples.append(Sample([], [], [], []))
+                self._append(self.samples[-1], first)
+        self.history += new
+
+    def _extended(self, new: list[Message]) -> Encoded | str | None:
+        """What goes behind the newest sample; why it cannot go on; None where there is none yet."""
+        if not self.samples:
+            return None
+        last = self.samples[-1]
+        result = self._adapter.extend(self.history, Encoded(last.ids, last.media, last.positions), new)
+        return result.reason if isinstance(result, Rewritten) else result.new
 
     def _append(self, sample: Sample, observed: Encoded) -> None:
         n = len(observed.ids)
@@ -139,7 +145,7 @@ class Chat:
             pool=self._seat.pool,
         )
         while True:
-            done = await self._engine.generate(request)
+            done = _checked(await self._engine.generate(request), request)
             n = len(done.ids)
             sample.ids += done.ids
             sample.mask += [1] * n
@@ -162,6 +168,22 @@ class Chat:
         if self._kept:
             self._adapter.media.release(self._kept)
             self._kept = []
+
+
+def _checked(done: Completion, request: Request) -> Completion:
+    """Raises EngineError unless there are tokens, each with a finite log-prob and a version."""
+    parts: dict[str, Sequence[object] | None] = {"ids": done.ids, "log-probs": done.logprobs, "versions": done.versions}
+    counts = {name: -1 if values is None else len(values) for name, values in parts.items()}
+    wrong = len(set(counts.values())) > 1 or -1 in counts.values()
+    wrong = wrong or any(value is None for values in parts.values() for value in values or ())
+    wrong = wrong or not all(map(math.isfinite, done.logprobs))
+    if wrong or not (done.ids or request.drawn or done.stop is Stop.ABORT):
+        found = ", ".join(f"{'no' if count < 0 else count} {name}" for name, count in counts.items())
+        raise EngineError(
+            f"engine: its answer to {request.id} has {found}; each sampled token needs an id, a finite log-prob and a "
+            "version, and an answer that is no prefix at least one: let the engine return them"
+        )
+    return done
 
 
 def _joined(past: NDArray[np.int32] | None, new: NDArray[np.int32] | None) -> NDArray[np.int32] | None:

@@ -7,22 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from relax_core.check_data import Split, SplitReport, look
 from relax_core.config.columns import planned_stages
 from relax_core.errors import ConfigError, PluginError, RelaxError
 from relax_core.hook_manager import describe
 from relax_core.plugins import BUILT_IN
-from relax_core.types import MEDIA_KINDS, Task
 
 if TYPE_CHECKING:
     from relax_core.config.schema import EnvironmentSection, RunConfig
     from relax_core.interfaces import ComponentConfig, Environment
     from relax_core.plugins import Stack
     from relax_core.run import Run
-
-SAMPLE = 64
-"""Rows of each split that are looked at: the first half of them at its beginning, the others spread over the rest."""
 
 EXCLUSIVE = (("decord", "decord2", "they install the same module: uninstall decord, decord2 is the maintained one"),)
 """Distributions that must not be installed together, and why."""
@@ -228,18 +225,18 @@ def _check_environments(run: RunConfig, stack: Stack, found: Findings) -> None:
         except RelaxError as error:
             found.problems.append(str(error))
             continue
-        train = _check_split(environment, section, "train", found)
+        train = _check_split(run, environment, section, "train", found)
         share = section.weight / total
-        if train:
-            passes = run.steps * run.groups_per_step * share / train
-            text = f"{_count(train, 'task')}, {share:.0%} of the groups, {passes:,.2f} passes over them"
+        if train.size:
+            passes = run.steps * run.groups_per_step * share / train.size
+            text = f"{_count(train.size, 'task')}, {share:.0%} of the groups, {passes:,.2f} passes over them"
             found.plan.append((f"environment {section.label}", text))
-        if train and (bad := environment.bad_rows):
-            found.notes.append(f"environments.{section.label}: {_count(len(bad), 'bad row')} left out, first: {bad[0]}")
+        for i, line in enumerate(train.example):
+            found.plan.append(("" if i else f"a task of {section.label}", line))
         sections = [e for e in run.evaluation if e.environment == section.label]
         if not sections:
             continue
-        held_out = _check_split(environment, section, "eval", found)
+        held_out = _check_split(run, environment, section, "eval", found).size
         for evaluation in sections:
             if held_out and evaluation.size and evaluation.size > held_out:
                 found.problems.append(
@@ -249,65 +246,10 @@ def _check_environments(run: RunConfig, stack: Stack, found: Findings) -> None:
 
 
 def _check_split(
-    environment: Environment,
-    section: EnvironmentSection,
-    split: Literal["train", "eval"],
-    found: Findings,
-) -> int:
-    """The number of tasks, 0 when they cannot be read; problems of some of them are added to ``found``."""
+    run: RunConfig, environment: Environment, section: EnvironmentSection, split: Split, found: Findings
+) -> SplitReport:
     where = f"environments.{section.label}"
-    try:
-        tasks = environment.tasks(split)
-        size = len(tasks)
-    except Exception as error:
-        found.problems.append(f"{where}: the {split} split cannot be read: {describe(error)}")
-        return 0
-    if not size:
-        found.problems.append(f"{where}: the {split} split has no task: check its path and split")
-        return 0
-    wrong: list[str] = []
-    seen: dict[str, int] = {}
-    places = sampled(size)
-    for place in places:
-        try:
-            task = tasks[place]
-        except Exception as error:
-            wrong.append(f"task {place}: {describe(error)}")
-            continue
-        problem = task_problem(task)
-        if problem is None and seen.setdefault(task.id, place) != place:
-            problem = f"has the id {task.id!r} of task {seen[task.id]}: ids must be unique"
-        if problem is not None:
-            wrong.append(f"task {place} {problem}")
-    if wrong:
-        found.problems.append(
-            f"{where}: {len(wrong)} of {len(places)} {split} tasks looked at are wrong, first: {wrong[0]}"
-        )
-    return size
-
-
-def sampled(size: int, count: int = SAMPLE) -> Sequence[int]:
-    """Up to ``count`` places of a split: half at its beginning, half spread over the rest, the last one included."""
-    if size <= count:
-        return range(size)
-    head = count // 2
-    rest = count - head
-    return [*range(head), *(head + (i + 1) * (size - head) // rest - 1 for i in range(rest))]
-
-
-def task_problem(task: object) -> str | None:
-    """What is wrong with one task, without decoding its media."""
-    if not isinstance(task, Task):
-        return f"is a {type(task).__name__}; tasks() must give relax_core.types.Task"
-    if not isinstance(task.id, str) or not task.id:
-        return f"has the id {task.id!r}; an id is text that is unique in the environment"
-    if not task.messages:
-        return f"{task.id!r} has no message"
-    if not any(message.parts for message in task.messages):
-        return f"{task.id!r} has only empty messages"
-    for message in task.messages:
-        for part in message.media():
-            kind = MEDIA_KINDS[type(part)]
-            if isinstance(part.source, Path) and not part.source.is_file():
-                return f"{task.id!r}: {kind} {part.source}: no such file"
-    return None
+    report = look(environment, section, split, run)
+    found.problems += report.problems
+    found.notes += report.notes(where)
+    return report

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from relax_core.bad_rows import too_many
 from relax_core.chat import Chat, Seat
-from relax_core.check import sampled
+from relax_core.check_data import NAMED, sampled
 from relax_core.config.columns import planned_stages
 from relax_core.config.resolve import component_problems
-from relax_core.errors import RelaxError
+from relax_core.errors import DataError, RelaxError
 from relax_core.hook_manager import describe
 from relax_core.interfaces import Completion, Engine, Interrupt, Request, Rewritten, Segment
+from relax_core.tasks import located
 from relax_core.types import MEDIA_KINDS, Encoded, MediaRef, Message, Sampling, Stop, Task, Text, Version, message
 
 if TYPE_CHECKING:
@@ -27,11 +29,11 @@ if TYPE_CHECKING:
     from relax_core.run import Run
     from relax_core.weights import WeightUpdate
 
-SAMPLE = 8
-"""Tasks of each split that are encoded."""
+HEAD, RANDOM = 32, 32
+"""Tasks of each split that are encoded, their media decoded: at its beginning, and at random among the others."""
 
-BAD_ROWS = 20
-"""Rows left out that are named, at most, of each environment."""
+TALKS = 8
+"""With so many of these a conversation is played."""
 
 TURNS = 3
 """Samplings of the fabricated conversation that tries the template."""
@@ -48,25 +50,20 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
     problems += stage_problems(run, adapter)
     for i, section in enumerate(run.config.environments):
         environment: Environment = run.stack.build("environments", section, where=f"environments.{i}")
-        try:
-            if run.config.verify_media == "all":
-                environment.verify(media.decode)
-            environment.tasks("train")
-        except RelaxError as error:
-            problems.append(f"environments.{section.label}: {error}")
-            continue
-        for line in environment.bad_rows[:BAD_ROWS]:
-            report(f"environments.{section.label}: left out: {line}")
         splits: list[Literal["train", "eval"]] = ["train"]
         if any(evaluation.environment == section.label for evaluation in run.config.evaluation):
             splits.append("eval")
         for split in splits:
             tried = Trial(adapter, media)
             tasks = environment.tasks(split)
-            for place in sampled(len(tasks), SAMPLE):
-                tried.task(replace(tasks[place], environment=section.label))
+            for place in sampled(len(tasks), run.config.seed, HEAD, RANDOM):
+                tried.row(tasks, place, section.label)
+            for line in tried.bad[:NAMED]:
+                report(f"environments.{section.label}: {split}: bad row: {line}")
             report(f"environments.{section.label}: {split}: {tried.summary()}")
             problems += [f"environments.{section.label}: {split}: {line}" for line in tried.problems()]
+            if problem := too_many(len(tried.bad), tried.tasks, run.config.data.max_bad_fraction):
+                problems.append(f"environments.{section.label}: {split}: {tried.bad[0]}: {problem}")
             if split == "train" and tried.example is not None:
                 text = rendered(adapter, tried.example)
                 report(f"environments.{section.label}: a prompt as the model reads it: {text}")
@@ -90,6 +87,8 @@ class Trial:
     def __init__(self, adapter: ModelAdapter, media: MediaStore) -> None:
         self.adapter, self.media = adapter, media
         self.tasks = 0
+        self.bad: list[str] = []
+        """Rows that cannot be used; a run leaves them out."""
         self.lengths: list[int] = []
         self.placeholders: Counter[str] = Counter()
         self.rewrites: list[str] = []
@@ -97,14 +96,24 @@ class Trial:
         self.example: Encoded | None = None
         self._problems: dict[str, list[str]] = {}
 
+    def row(self, tasks: Sequence[Task], place: int, environment: str) -> None:
+        """Try the task at a place, which may be a bad row."""
+        try:
+            self.task(replace(tasks[place], environment=environment))
+        except DataError as error:
+            self.bad.append(str(located(tasks, place, error)))
+
     def task(self, task: Task) -> None:
-        """Encode one task and play a fabricated conversation on it."""
-        self.tasks += 1
+        """Encode one task, and play a fabricated conversation on some. Raises DataError for one that cannot be used."""
         try:
             encoded = self.adapter.encode(task.messages)
+        except DataError:
+            raise
         except Exception as error:
             self._wrong(task, f"cannot be encoded: {describe(error)}")
             return
+        finally:
+            self.tasks += 1
         self.example = self.example or encoded
         self.lengths.append(len(encoded.ids))
         for ref in encoded.media:
@@ -112,9 +121,10 @@ class Trial:
         try:
             for line in encoding_problems(self.adapter, self.media, task, encoded):
                 self._wrong(task, line)
-            for line in conversation_problems(self.adapter, task, self.rewrites):
-                self._wrong(task, line)
-            if self.tasks == 1:
+            if len(self.lengths) <= TALKS:
+                for line in conversation_problems(self.adapter, task, self.rewrites):
+                    self._wrong(task, line)
+            if len(self.lengths) == 1:
                 self.note = thinking_note(self.adapter, task)
         except Exception as error:
             self._wrong(task, describe(error))
@@ -132,12 +142,12 @@ class Trial:
         """What was tried, in one line."""
         longest = f", prompts of {min(self.lengths)} to {max(self.lengths)} tokens" if self.lengths else ""
         media = "".join(f", {count} {kind} placeholders" for kind, count in sorted(self.placeholders.items()))
-        count, later = len(self.rewrites), self.tasks * (TURNS - 1)
+        count, later = len(self.rewrites), min(len(self.lengths), TALKS) * (TURNS - 1)
         rewrites = (
             f"; a new sample starts at {count} of {later} later turns, first: {self.rewrites[0]}" if count else ""
         )
         note = f"; {self.note}" if self.note and not count else ""
-        return f"{self.tasks} tasks encoded{longest}{media}{rewrites}{note}"
+        return f"{len(self.lengths)} tasks encoded{longest}{media}{rewrites}{note}"
 
 
 # --- one encoding ---------------------------------------------------------------------------------------------------

@@ -29,6 +29,10 @@ class DataError(RelaxError):
     """A row of data or a medium that cannot be used; names the file and the line where there is one."""
 
 
+class MissingTrack(DataError):
+    """A file without the kind of track that was asked for, such as the sound of a silent film."""
+
+
 class EngineError(RelaxError):
     """An engine that answered wrongly or died."""
 

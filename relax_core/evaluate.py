@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relax_core.bad_rows import BadRows
 from relax_core.chat import Seat
-from relax_core.errors import ConfigError
+from relax_core.errors import ConfigError, DataError
+from relax_core.prompts import TooLong
 from relax_core.rollout import sampling_of
+from relax_core.tasks import located
 from relax_core.types import Encoded, Group, Sampling, Task, Trajectory, content_hash
 
 if TYPE_CHECKING:
     from relax_core.config.schema import EvaluationSection, RunConfig
     from relax_core.interfaces import Environment
+    from relax_core.prompts import Prompts
     from relax_core.rollout import Player
     from relax_core.run import Run
     from relax_core.scoring import Scorer
@@ -31,9 +36,22 @@ AT_ONCE = 1024
 class Evaluator:
     """Plays the evaluation sets of a run file. Training is the same with and without it."""
 
-    def __init__(self, run: Run, player: Player, scorer: Scorer, environments: Mapping[str, Environment]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        player: Player,
+        scorer: Scorer,
+        environments: Mapping[str, Environment],
+        prompts: Prompts,
+        note: Callable[[str], None] = print,
+    ) -> None:
         self.run, self.player, self.scorer = run, player, scorer
-        self.sets = {s.name: _tasks(s, environments[s.environment]) for s in run.config.evaluation}
+        splits = {s.environment: environments[s.environment].tasks("eval") for s in run.config.evaluation}
+        sizes = {f"{name}/eval": len(tasks) for name, tasks in splits.items()}
+        self.bad = BadRows(run.config.data.max_bad_fraction, sizes, note)
+        with ThreadPoolExecutor(run.config.data.workers, thread_name_prefix="evaluation") as pool:
+            readable = Readable(prompts, pool, self.bad)
+            self.sets = {s.name: readable.tasks(s, splits[s.environment]) for s in run.config.evaluation}
 
     def held_out(self) -> dict[str, set[str]]:
         """Content hashes that must never occur in training, by evaluation."""
@@ -125,18 +143,45 @@ def sampling_for(section: EvaluationSection, run: RunConfig) -> Sampling:
     return sampling_of(section.sampling)
 
 
-def _tasks(section: EvaluationSection, environment: Environment) -> list[Task]:
-    tasks = environment.tasks("eval")
-    count = len(tasks) if section.size is None else section.size
-    if not 0 < count <= len(tasks):
-        raise ConfigError(
-            f"evaluation.{section.name}.size: {count} items asked for, the eval split of environment "
-            f"{section.environment!r} has {len(tasks)}: lower size, or give it more"
-        )
-    return [
-        replace(tasks[i], id=f"eval/{section.name}/{tasks[i].id}", environment=section.environment)
-        for i in range(count)
-    ]
+class Readable:
+    """Chooses the tasks of a set: the first of its split that can be read, what is too long treated by the run's rule.
+
+    Every row is tried once, before the run: its media decode and its prompt has its tokens. Bad ones are counted.
+    """
+
+    def __init__(self, prompts: Prompts, pool: Executor, bad: BadRows) -> None:
+        self.prompts, self.pool, self.bad = prompts, pool, bad
+
+    def tasks(self, section: EvaluationSection, split: Sequence[Task]) -> list[Task]:
+        """Raises ConfigError when there are not as many as are asked for, DataError when too many rows are bad."""
+        wanted = len(split) if section.size is None else section.size
+        found: list[Task] = []
+        place = 0
+        while len(found) < wanted and place < len(split):
+            places = range(place, min(place + wanted - len(found), len(split)))
+            made = list(self.pool.map(lambda i: self._try(split, i), places))
+            for i, task in zip(places, made, strict=True):
+                if isinstance(task, Task):
+                    found.append(replace(task, id=f"eval/{section.name}/{task.id}", environment=section.environment))
+                elif not isinstance(task, TooLong):
+                    label = f"{section.environment}/eval"
+                    self.bad.add(label, label, i, str(task), len(split))
+            place = places.stop
+        if not found or (section.size is not None and len(found) < wanted):
+            raise ConfigError(
+                f"evaluation.{section.name}.size: {wanted} items asked for, the eval split of environment "
+                f"{section.environment!r} has {len(split)}, {len(found)} of which can be read: lower size, or give it "
+                "more"
+            )
+        return found
+
+    def _try(self, split: Sequence[Task], index: int) -> Task | DataError:
+        try:
+            prompt = self.prompts.make(split[index])
+        except DataError as error:
+            return located(split, index, error)
+        self.prompts.adapter.media.release(prompt.keys)
+        return prompt.task
 
 
 def summarize(groups: Sequence[Group], section: EvaluationSection, run: Run) -> dict[str, float]:

@@ -10,8 +10,9 @@ import hashlib
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -57,6 +58,7 @@ class MediaStore:
         self._idle: OrderedDict[_Key, None] = OrderedDict()  # held by nobody, least recently used first
         self._making: dict[_Key, Future[Any]] = {}
         self._nbytes = 0
+        self._thread = threading.local()  # ``held``: the keys that ``holding`` keeps for this thread
 
     @property
     def nbytes(self) -> int:
@@ -90,6 +92,28 @@ class MediaStore:
         """
         self._once(("features", key), make)
         return key
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Features that this thread asks for inside stay until the end of the block, whatever other threads add.
+
+        Encode and ``retain`` inside of one: between the two, features of another thread might push them out. The block
+        must not await.
+        """
+        before: list[_Key] | None = getattr(self._thread, "held", None)
+        held: list[_Key] = []
+        self._thread.held = held
+        try:
+            yield
+        finally:
+            self._thread.held = before
+            self.release(key for _, key in held)
+
+    def size(self, keys: Iterable[str]) -> int:
+        """Bytes of the features under these keys, each counted once; those that are not in the store count as 0."""
+        with self._lock:
+            found = (self._entries.get(("features", key)) for key in set(keys))
+            return sum(entry.nbytes for entry in found if entry is not None)
 
     def put(self, key: str, features: Mapping[str, NDArray[Any]]) -> None:
         """Store features that another process made."""
@@ -138,13 +162,14 @@ class MediaStore:
         with self._lock:
             if entry := self._entries.get(key):
                 self._touch(key, entry)
+                self._hold(key, entry)
                 return entry.value
             future = self._making.get(key)
             mine = future is None
             if future is None:
                 future = self._making[key] = Future()
         if not mine:
-            return future.result()
+            return self._shared(key, future.result())
         try:
             value = make()
         except BaseException as error:
@@ -158,12 +183,29 @@ class MediaStore:
         future.set_result(value)
         return value
 
+    def _shared(self, key: _Key, value: Any) -> Any:
+        """What another thread has just made. It may be pushed out already: then it is put back for this one."""
+        with self._lock:
+            if entry := self._entries.get(key):
+                self._hold(key, entry)
+            else:
+                self._insert(key, value)
+        return value
+
+    def _hold(self, key: _Key, entry: _Entry) -> None:
+        held: list[_Key] | None = getattr(self._thread, "held", None)
+        if held is not None and key[0] == "features":
+            held.append(key)
+            entry.references += 1
+            self._idle.pop(key, None)
+
     def _insert(self, key: _Key, value: Decoded | Features) -> None:
         arrays = [value.data] if isinstance(value, Decoded) else list(value.values())
         entry = _Entry(value, sum(array.nbytes for array in arrays))
         self._entries[key] = entry
         self._nbytes += entry.nbytes
         self._idle[key] = None
+        self._hold(key, entry)
         self._shrink(keep=key)
 
     def _touch(self, key: _Key, entry: _Entry) -> None:

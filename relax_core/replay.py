@@ -102,7 +102,10 @@ class Replay:
             await self._train_recorded(s)
         entry = self.journal.read(step, self.files.media)
         with self._media_of(entry):
-            rows = await self._scored(entry)
+            try:
+                rows = await self._scored(entry)
+            finally:
+                await self.scorer.close()
             rows = await self._credited(entry, rows)
             result = await self._train(entry, rows)
         return [

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from relax_core.admission import Admission, Ticket
     from relax_core.bus import Bus
     from relax_core.config.schema import SamplingSection
+    from relax_core.feed import Feed
     from relax_core.interfaces import Columns, Engine, Environment, ModelAdapter
+    from relax_core.prompts import Prompt
     from relax_core.run import Run
-    from relax_core.tasks import TaskStream
 
 
 MOST_ERRORS = 50
@@ -86,11 +87,11 @@ class Rollout:
         player: Player,
         bus: Bus,
         admission: Admission,
-        tasks: TaskStream,
+        feed: Feed,
         note: Callable[[str], None],
     ) -> None:
         self.note = note
-        self.run, self.player, self.bus, self.admission, self.tasks = run, player, bus, admission, tasks
+        self.run, self.player, self.bus, self.admission, self.feed = run, player, bus, admission, feed
         self.engine = player.engine
         self.holder = bus.register("rollout")
         self.counts: Counter[str] = Counter()
@@ -113,26 +114,24 @@ class Rollout:
                 await self._wait_open()
                 self.engine.enter("train")
                 while self.admission.open():
-                    await self.start(self.admission.start(self.group_id))
+                    prompt = await self.feed.take(self.admission.next_position)
+                    await self.start(self.admission.start(f"{prompt.task.id}@0"), prompt)
                 self.engine.leave("train")
         finally:
             for play in self._plays:
                 play.cancel()
             await asyncio.gather(*self._plays, return_exceptions=True)
 
-    def group_id(self, position: int, attempt: int) -> str:
-        return f"{self.tasks[position].id}@{attempt}"
-
-    async def start(self, ticket: Ticket) -> None:
+    async def start(self, ticket: Ticket, prompt: Prompt | None = None) -> None:
         """Open the group on the bus, in the order of starting, and let its members play."""
-        task = self.tasks[ticket.position]
-        group = Group(ticket.group, ticket.serial, task, ticket.attempt)
-        await self.bus.open_group(group.id, group.serial, task, self.holder)
+        prompt = prompt or await self.feed.take(ticket.position)
+        group = Group(ticket.group, ticket.serial, prompt.task, ticket.attempt)
+        await self.bus.open_group(group.id, group.serial, prompt.task, self.holder)
         self._at_work[group.id] = self.run.config.group_size
         for _ in range(self.run.config.group_size):
             self.engine.enter("train")
         self.run.stack.hook.on_group_start(run=self.run, event=GroupEvent(group))
-        play = asyncio.create_task(self._play(group), name=f"play {group.id}")
+        play = asyncio.create_task(self._play(group, prompt), name=f"play {group.id}")
         self._plays.add(play)
         play.add_done_callback(self._ended)
 
@@ -162,8 +161,14 @@ class Rollout:
         if not play.cancelled() and (error := play.exception()) and not self._crashed.done():
             self._crashed.set_exception(error)
 
-    async def _play(self, group: Group) -> None:
-        encoded: dict[Any, Encoded] = {}
+    async def _play(self, group: Group, prompt: Prompt) -> None:
+        """Every member plays; the prompt's media are held until their rows hold them."""
+        try:
+            await self._members(group, {tuple(map(id, prompt.task.messages)): prompt.encoded})
+        finally:
+            self.player.adapter.media.release(prompt.keys)
+
+    async def _members(self, group: Group, encoded: dict[Any, Encoded]) -> None:
         sampling = sampling_of(self.run.config.sampling)
         plays = []
         for member in range(self.run.config.group_size):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from relax_core.types import MEDIA_KINDS, MediaKind
 
 if TYPE_CHECKING:
-    from relax_core.config.schema import RunConfig
+    from relax_core.config.schema import ComponentSection, RunConfig
     from relax_core.interfaces import Algorithm, Modality, ModelAdapter
     from relax_core.media import MediaStore
     from relax_core.plugins import Stack
-
-MEDIA_BYTES = 1_000_000_000
-"""Model features of media that no row needs any more are kept up to this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,13 @@ def build_algorithm(run: Run) -> Algorithm:
     return algorithm
 
 
-def build_modalities(run: Run) -> dict[MediaKind, Modality]:
-    """One decoder for each kind of medium: the built-in ones, replaced by those the run file names."""
+def build_modalities(stack: Stack, named: Sequence[ComponentSection] = ()) -> dict[MediaKind, Modality]:
+    """One decoder for each kind of medium: the built-in ones, replaced by those that are ``named`` in a run file."""
     from relax_core.config.schema import ComponentSection
 
     built_in = [ComponentSection(id=kind) for kind in MEDIA_KINDS.values()]
-    named = run.config.modalities
     sections = [("modalities", s) for s in built_in] + [(f"modalities.{i}", s) for i, s in enumerate(named)]
-    found = [run.stack.build("modalities", section, where=where) for where, section in sections]
+    found = [stack.build("modalities", section, where=where) for where, section in sections]
     return {modality.kind: modality for modality in found}
 
 
@@ -57,5 +53,5 @@ def build_adapter(run: Run) -> tuple[ModelAdapter, MediaStore]:
     """The model adapter of a process, with the media store that it fills."""
     from relax_core.media import MediaStore
 
-    media = MediaStore(build_modalities(run), max_bytes=MEDIA_BYTES)
+    media = MediaStore(build_modalities(run.stack, run.config.modalities), max_bytes=run.config.data.media_bytes)
     return run.stack.build("models", run.config.model, media, run.config.seed, where="model"), media

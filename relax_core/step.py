@@ -169,8 +169,14 @@ def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict
     metrics |= {f"credit/{key}": total / count if count else None for key, (total, count) in credit.items()}
     metrics |= _by_environment(system, groups)
     metrics |= {f"groups/{key}": value for key, value in system.admission.counters().items()}
+    metrics |= {"data/bad_rows": sum(system.feed.bad.counts().values())}
+    metrics |= {f"data/prompts_{key}": system.feed.counts[key] for key in ("cut", "too_long")}
     metrics |= {
         f"rewards/{name}/failures": sum(t.metrics.get(f"{name}/failures", 0) for t in plays)
+        for name in (section.label for section in system.run.config.rewards)
+    }
+    metrics |= {
+        f"rewards/{name}/abstained": sum(t.rewards.get(name, 0.0) is None for t in plays)
         for name in (section.label for section in system.run.config.rewards)
     }
     metrics |= {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from relax_core import atomic
 from relax_core.checkpoint import Checkpoints
 from relax_core.journal import Journal
 from relax_core.metrics import MetricsLog
@@ -53,17 +55,24 @@ class Storage:
         self.journal.sync()
         self.metrics.sync()
 
-    def write_summary(self, totals: Totals, admission: Admission, version: int) -> None:
-        """``summary.json`` as of a checkpoint."""
+    def write_summary(self, totals: Totals, admission: Admission, version: int, data: Mapping[str, Any]) -> None:
+        """``summary.json`` as of a checkpoint. ``data``: what was left out of the data."""
         Summary(
             steps=version,
             evaluation=totals.evaluation,
             max_lag=totals.max_lag,
             groups=admission.counters(),
             more=totals.lengths()
+            | dict(data)
             | {"dropped_tasks": list(admission.dropped_tasks), "filtered_because": dict(admission.reasons)},
             **totals.usage.state(),
         ).write(self.directory)
+
+    def write_bad_rows(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """``bad_rows.jsonl``: every row that was left out so far, with its reason; no file when there is none."""
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        if text:
+            atomic.write_file(self.directory / "bad_rows.jsonl", text.encode(errors="replace"))
 
     def close(self) -> None:
         self.metrics.close()

@@ -16,8 +16,10 @@ from relax_core.annotators import annotators
 from relax_core.collector import Collector
 from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
+from relax_core.feed import Feed
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
 from relax_core.interfaces import TRAINER_COLUMNS, Streaming
+from relax_core.prompts import Prompts
 from relax_core.rollout import Player, Rollout, media_keys
 from relax_core.run import build_algorithm
 from relax_core.scoring import Scorer
@@ -48,17 +50,16 @@ class System:
         self.algorithm: Algorithm = build_algorithm(run)
         self.annotators: dict[str, Stage] = {} if readonly else annotators(run, roles, self.algorithm)
         environments = self._environments()
-        self.tasks = TaskStream(
-            {section.label: (environments[section.label], section.weight) for section in config.environments},
-            config.seed,
-        )
+        prompts = Prompts(roles.adapter, config.data)
+        weighted = {section.label: (environments[section.label], section.weight) for section in config.environments}
+        self.feed = Feed(TaskStream(weighted, config.seed), prompts, config.data, config.groups_per_step, screen.note)
         self.scorer = Scorer.of(run, screen.note)
         self.player = Player(run, roles.engine, roles.adapter, environments)
-        self.evaluator = Evaluator(run, self.player, self.scorer, environments)
+        self.evaluator = Evaluator(run, self.player, self.scorer, environments, prompts, screen.note)
         for name, hashes in self.evaluator.held_out().items():
-            self.tasks.forbid(hashes, name)
+            self.feed.hold_out(hashes, name)
         self.admission = Admission(config.groups_per_step, config.max_staleness, config.max_replays, config.steps)
-        self.rollout = Rollout(run, self.player, self.bus, self.admission, self.tasks, screen.note)
+        self.rollout = Rollout(run, self.player, self.bus, self.admission, self.feed, screen.note)
         self.holder = self.bus.register("train")
         self.storage = Storage(run, roles.media, readonly)
         self.journal, self.trajectories = self.storage.journal, self.storage.trajectories
@@ -70,18 +71,9 @@ class System:
         self._evaluated = 0
 
     def _environments(self) -> dict[str, Environment]:
-        """By name; rows that cannot be used are left out, counted and named."""
-        found: dict[str, Environment] = {}
-        for i, section in enumerate(self.run.config.environments):
-            environment: Environment = self.run.stack.build("environments", section, where=f"environments.{i}")
-            if self.run.config.verify_media == "all":
-                environment.verify(self.roles.media.decode)
-            environment.tasks("train")
-            if bad := environment.bad_rows:
-                self.totals.bad_rows[section.label] = len(bad)
-                self.screen.note(f"environments.{section.label}: {len(bad)} bad rows are left out; the first: {bad[0]}")
-            found[section.label] = environment
-        return found
+        """By name."""
+        sections = enumerate(self.run.config.environments)
+        return {s.label: self.run.stack.build("environments", s, where=f"environments.{i}") for i, s in sections}
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -100,6 +92,8 @@ class System:
                     await self.bus.close()
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
+        finally:
+            self.feed.close()
 
     def _stages(self) -> Iterator[tuple[str, Stage]]:
         """Every stage between rollout and trainer, once for each worker, with the worker's name."""
@@ -157,7 +151,13 @@ class System:
 
     def finish(self) -> None:
         """The summary of a complete run."""
-        self.storage.write_summary(self.totals, self.admission, self.run.config.steps)
+        self._write_summary(self.run.config.steps)
+
+    def _write_summary(self, version: int) -> None:
+        bad = (self.feed.bad, self.evaluator.bad)
+        left_out = {"bad_rows": bad[0].counts() | bad[1].counts(), "long_prompts": dict(self.feed.counts)}
+        self.storage.write_summary(self.totals, self.admission, version, left_out)
+        self.storage.write_bad_rows(line for found in bad for line in found.lines())
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -179,6 +179,7 @@ class System:
                 "step": version,
                 "lineage": self.lineage,
                 "admission": self.admission.state(),
+                "feed": self.feed.state(),
                 "played": dict(self.rollout.counts),
                 "totals": self.totals.state(),
                 "callbacks": {name: c.state_dict() for name, c in self.run.stack.callbacks.items()},
@@ -187,7 +188,7 @@ class System:
             self.run.stack.hook.on_save_checkpoint(run=self.run, event=CheckpointEvent(version, folder))
         freed = self.bus.release(version - 1)
         self.give_back({row.id: row.columns for row in freed})
-        self.storage.write_summary(self.totals, self.admission, version)
+        self._write_summary(version)
 
     def restore(self, version: int, folder: Path) -> None:
         """Continue from a checkpoint under a new lineage; files are cut back to its step."""
@@ -196,6 +197,7 @@ class System:
         for id, stage in self.annotators.items():
             stage.load(folder / "stages" / id)
         self.admission.restore(state["admission"])
+        self.feed.restore(state["feed"], self.admission.next_position)
         self.rollout.counts.update(state["played"])
         self.bus.restore(pickle.loads((folder / "bus.pkl").read_bytes()))
         self._refill_media()
@@ -221,6 +223,7 @@ async def assembled(run: Run, screen: Screen, readonly: bool = False) -> AsyncIt
     ``readonly``: the run's files stay as they are; another process may be training.
     """
     runtime: Runtime = run.stack.build("runtimes", run.config.runtime, where="runtime")
+    system = None
     try:
         system = System(run, await runtime.start(run), screen, readonly)
         newest = system.storage.checkpoints.newest(screen.note)
@@ -235,6 +238,8 @@ async def assembled(run: Run, screen: Screen, readonly: bool = False) -> AsyncIt
         yield system
         system.storage.close()
     finally:
+        if system is not None:
+            await system.scorer.close()
         await runtime.stop()
 
 

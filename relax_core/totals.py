@@ -33,8 +33,6 @@ class Totals:
     def __init__(self) -> None:
         self.counts = Counts()
         self.usage = Usage()
-        self.bad_rows: dict[str, int] = {}
-        """Rows of data left out, by environment; found anew at every start."""
 
     @property
     def evaluation(self) -> dict[str, dict[str, float]]:
@@ -67,7 +65,6 @@ class Totals:
             },
             "skipped_updates": counts.skipped_updates,
             "failed_plays": counts.failed_plays,
-            "bad_rows": self.bad_rows,
         }
 
     def state(self) -> dict[str, Any]:

@@ -31,18 +31,22 @@ class Decoded:
 
     ``data``: image uint8 (H, W, 3); audio float32 (samples,) mono; video uint8 (frames, H, W, 3).
     ``rate``: samples per second for audio, frames per second for video, None for an image.
+    ``times``: of a video, when each frame is shown: seconds from the clip's first frame on; None where not known.
     """
 
     kind: MediaKind
     data: NDArray[Any] = field(compare=False)
     rate: float | None = None
     hash: str = ""
+    times: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.rate is not None:
             object.__setattr__(self, "rate", float(self.rate))  # 16000 and 16000.0 must not differ in their hash
         if not self.hash:
             digest = hashlib.sha256(f"{self.kind} {self.data.dtype} {self.data.shape} {self.rate}".encode())
+            if self.times is not None:
+                digest.update(repr(self.times).encode())
             digest.update(self.data.tobytes())
             object.__setattr__(self, "hash", digest.hexdigest()[:32])
 

@@ -1,46 +1,50 @@
-"""Single-turn tasks from a JSONL data set: ask once, and score the reply."""
+"""Single-turn tasks from data sets: ask once, and score the reply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import ComponentConfig, Environment
-from relax_core.types import MediaPart, Task, content_hash
-from relax_envs.jsonl import JsonLines
-from relax_envs.lazy import LazyTasks
-from relax_envs.rows import row_id, task_of
-from relax_envs.split import held_out
+from relax_core.tasks import Mixture
+from relax_core.types import Task
+from relax_envs.data.columns import Columns, read_columns
+from relax_envs.data.tasks import DataSet, DataTasks, Source
+
+if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
+
+Sources = Path | Source | Annotated[tuple[Path | Source, ...], Field(min_length=1)]
 
 
 class Split(ComponentConfig):
     eval: Annotated[float, Field(gt=0, lt=1)]
-    """Share of the rows that is held out, chosen by the hash of what they say and show."""
+    """Share of the rows that is held out, chosen by the hash of what they say and show. Every row is read once."""
 
 
 class SingleTurn(Environment):
     """Rows such as ``{"messages": [{"role": "user", "content": "what digit ? <image>"}], "images": ["7.png"],
     "answer": "7"}``; ``{"prompt": "..."}`` stands for one user message. ``<image>``, ``<audio>`` and ``<video>`` are
-    replaced by the row's media in order; paths are relative to the file. ``id`` defaults to the line's number.
+    replaced by the row's media in order. Columns with other names are given by ``columns``.
 
-    A row that cannot be used is left out and listed in ``bad_rows``; too many of them, a missing or an empty file and
-    an id that occurs twice raise DataError.
+    A missing or empty file raises DataError, as does asking for the task of a row that cannot be used.
     """
 
     class Config(ComponentConfig):
-        data: Path
-        """The JSONL file, one row a line."""
-        eval_data: Path | None = None
-        """Another one for evaluation."""
+        data: Sources
+        """A path, a source, or a list of them, which are mixed by weight."""
+        eval_data: Sources | None = None
+        """The same for evaluation."""
         split: Split | None = None
         """Holds a part of ``data`` out for evaluation instead."""
-        max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-        """Share of a file's rows that may be bad; more is an error."""
+        columns: Columns | Path | None = None
+        """For all sources that have none of their own: a mapping, or the path of a YAML file with one."""
         need_answer: bool = True
         """Whether a row without an answer is bad."""
 
@@ -52,105 +56,87 @@ class SingleTurn(Environment):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._loaded: list[_DataSet] | None = None
+        self._opened: dict[str, Sequence[Task]] | None = None
+        self._lock = threading.Lock()
 
-    @property
-    def bad_rows(self) -> Sequence[str]:
-        """``file:line: reason`` of each row left out. Reads the files when nothing did so before."""
-        return [reason for data in self._data() for reason in data.bad]
+    @classmethod
+    def check(cls, config: Any, run: RunConfig) -> Iterable[str]:
+        try:
+            for source in (config, *_listed(config.data), *_listed(config.eval_data)):
+                read_columns(source.columns)
+        except ConfigError as error:
+            yield from error.problems
 
     def tasks(self, split: Literal["train", "eval"]) -> Sequence[Task]:
         if split == "eval" and self.config.eval_data is None and self.config.split is None:
-            raise ConfigError(f"{self.config.data}: nothing is held out for evaluation: set eval_data or split there")
-        sets = self._data()
-        data = sets[-1] if split == "eval" else sets[0]
-        rows = data.eval if split == "eval" else data.train
-        if not rows:
-            raise DataError(f"{data.path}: no row for {split}: {len(data.lines)} rows, {len(data.bad)} of them bad")
-        return LazyTasks(len(rows), lambda index: data.task(rows[index]), keep=False)
+            paths = ", ".join(str(source.path) for source in _listed(self.config.data))
+            raise ConfigError(f"{paths}: nothing is held out for evaluation: set eval_data or split there")
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+        tasks = self._opened[split]
+        if not len(tasks):
+            paths = ", ".join(str(source.path) for source in _listed(self.config.data))
+            other = "train" if split == "eval" else "eval"
+            raise DataError(
+                f"{paths}: no row for {split}: all {len(self._opened[other])} are for {other}: change split"
+            )
+        return tasks
 
-    def verify(self, decode: Callable[[MediaPart], object]) -> None:
-        for data in self._data():
-            data.verify(decode)
+    def _open(self) -> dict[str, Sequence[Task]]:
+        config = self.config
+        trained = self._data_sets(_listed(config.data), "")
+        held = self._data_sets(_listed(config.eval_data), "eval-")
+        _find_duplicates([*trained.values(), *held.values()])
+        if config.split is None:
+            return {
+                "train": _joined({name: (DataTasks(data), data.source.weight) for name, data in trained.items()}),
+                "eval": _joined({name: (DataTasks(data), data.source.weight) for name, data in held.items()}),
+            }
+        sides = {name: data.split(config.split.eval) for name, data in trained.items()}
+        weights = {name: data.source.weight for name, data in trained.items()}
+        return {
+            side: _joined({name: (parts[i], weights[name]) for name, parts in sides.items()})
+            for i, side in enumerate(("train", "eval"))
+        }
 
-    def _data(self) -> list[_DataSet]:
-        if self._loaded is None:
-            config = self.config
-            fraction = config.split.eval if config.split else 0.0
-            loaded = [_DataSet(config.data, "", config.max_bad_fraction, config.need_answer)]
-            if config.eval_data is not None:
-                loaded.append(_DataSet(config.eval_data, "eval-", config.max_bad_fraction, config.need_answer))
-            seen: dict[str, str] = {}
-            for data in loaded:
-                data.load(fraction if data is loaded[0] else 1.0, seen)
-            self._loaded = loaded
-        return self._loaded
+    def _data_sets(self, sources: Sequence[Source], prefix: str) -> dict[str, DataSet]:
+        """By name. Ids begin with the name where there are several."""
+        found = {}
+        for name, source in zip(_names(sources), sources, strict=True):
+            begin = f"{prefix}{name}:" if len(sources) > 1 else prefix
+            found[name] = DataSet(source, self.config.columns, self.config.need_answer, begin)
+        return found
 
 
-@dataclass
-class _DataSet:
-    """One file: which of its rows are good, and on which side of the split each stands."""
+def _listed(sources: Sources | None) -> list[Source]:
+    several = sources if isinstance(sources, tuple) else () if sources is None else (sources,)
+    return [source if isinstance(source, Source) else Source(path=source) for source in several]
 
-    path: Path
-    prefix: str
-    """Of its task ids."""
-    max_bad_fraction: float
-    need_answer: bool
-    train: list[int] = field(default_factory=list)
-    eval: list[int] = field(default_factory=list)
-    bad: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.lines = JsonLines(self.path)
+def _names(sources: Sequence[Source]) -> list[str]:
+    """The paths; a path that is there again is numbered."""
+    seen: Counter[str] = Counter()
+    names = []
+    for source in sources:
+        name = str(source.path) + (f" {source.hf_split}" if source.hf_split else "")
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    return names
 
-    def load(self, fraction: float, seen: dict[str, str]) -> None:
-        """Look at every row once. ``seen`` maps ids to where they were met; ``fraction`` of the rows is held out."""
-        for index, row in enumerate(self.lines.rows()):
-            try:
-                if isinstance(row, ValueError):
-                    raise row
-                task = self._make(row, index)
-                held = fraction == 1 or (fraction > 0 and held_out(content_hash(task), fraction))
-            except (ValueError, OSError) as error:
-                self.bad.append(f"{self._where(index)}: {error}")
-                continue
-            if other := seen.get(task.id):
-                raise DataError(f"{self._where(index)}: id {task.id!r} was already used at {other}: make it unique")
-            seen[task.id] = self._where(index)
-            (self.eval if held else self.train).append(index)
-        self._check()
 
-    def task(self, index: int) -> Task:
-        """The task of a row that was good when the file was indexed."""
-        try:
-            return self._make(self.lines[index], index)
-        except (ValueError, OSError) as error:
-            raise DataError(f"{self._where(index)}: {error}: the file has changed since it was indexed") from error
+def _joined(parts: dict[str, tuple[DataTasks, float]]) -> Sequence[Task]:
+    if len(parts) == 1:
+        return next(iter(parts.values()))[0]
+    return Mixture(parts)
 
-    def verify(self, decode: Callable[[MediaPart], object]) -> None:
-        for rows in (self.train, self.eval):
-            unreadable = set()
-            for index in rows:
-                try:
-                    for message in self.task(index).messages:
-                        for medium in message.media():
-                            decode(medium)
-                except DataError as error:
-                    unreadable.add(index)
-                    self.bad.append(f"{self._where(index)}: {error}")
-            rows[:] = [index for index in rows if index not in unreadable]
-        self._check()
 
-    def _make(self, row: dict[str, Any], index: int) -> Task:
-        id = self.prefix + row_id(row, self.lines.numbers[index])
-        return task_of(row, self.path.parent, id, self.need_answer)
+def _find_duplicates(data_sets: Sequence[DataSet]) -> None:
+    """Tell each data set which of its ids others had before. Where no row has an id of its own, none can be twice."""
+    from relax_envs.data.ids import Duplicates
 
-    def _where(self, index: int) -> str:
-        return f"{self.path}:{self.lines.numbers[index]}"
-
-    def _check(self) -> None:
-        bad, total = len(self.bad), len(self.lines)
-        if bad > self.max_bad_fraction * total or bad == total:
-            more = f" (and {bad - 1} more)" if bad > 1 else ""
-            count = f"{bad} of {total} rows are bad, max_bad_fraction allows {self.max_bad_fraction:g}"
-            raise DataError(f"{self.bad[0]}{more}: {count}: mend the file or allow more")
+    if not any(data.scan.hashes for data in data_sets):
+        return
+    found = Duplicates([data.scan.hashes for data in data_sets])
+    for data in data_sets:
+        data.others, data.duplicates = data_sets, found

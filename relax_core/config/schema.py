@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from relax_core.interfaces import Interrupt
 
+MetadataValue = str | int | float | bool
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -52,10 +53,31 @@ class RewardSection(ComponentSection):
     """Factor in the sum of rewards."""
     environments: tuple[str, ...] | None = None
     """Names of the environments that it scores; default: all."""
+    when: dict[str, MetadataValue | tuple[MetadataValue, ...]] = {}
+    """Scores only tasks whose metadata have these values, or one of several: ``{data_source: [gsm8k, aime]}``."""
+    timeout: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds for the plays of a group, from when scoring begins, waiting included; what is not scored by then
+    abstains, and is counted as a failure."""
 
     @property
     def label(self) -> str:
         return self.name or self.id
+
+
+class DataSection(Section):
+    max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of an environment's rows that may be bad; more end the run. Bad rows are skipped, counted and named."""
+    workers: PositiveInt = 2
+    """Threads that read, decode and encode tasks ahead of the rollout."""
+    ahead: PositiveInt | None = None
+    """Tasks that are made ready before they are needed, at most; default: those of one step."""
+    media_bytes: PositiveInt = 1_000_000_000
+    """Media that no row needs any more are kept up to this size; tasks are made ready ahead up to half of it."""
+    max_prompt_tokens: PositiveInt | None = None
+    """A longer prompt is treated as ``long_prompts`` says."""
+    long_prompts: Literal["error", "skip", "cut_start", "cut_end"] = "error"
+    """``error`` ends the run; ``skip`` leaves the task out and counts it; ``cut_start`` and ``cut_end`` take text away
+    from the start or the end of the longest piece of text, never a medium, and count the task."""
 
 
 class SamplingSection(Section):
@@ -155,9 +177,7 @@ class RunConfig(Section):
     sampling: SamplingSection = SamplingSection()
     modalities: tuple[ComponentSection, ...] = ()
     """Decoders with settings of their own; one replaces the built-in decoder (image, audio, video) of its kind."""
-    verify_media: Literal["all", "plays"] = "all"
-    """``all``: every medium is decoded once before the run, and rows with an unreadable one are left out and named.
-    ``plays``: only when a play needs it; an unreadable one fails that play."""
+    data: DataSection = DataSection()
     engine: ComponentSection = ComponentSection(id="torch")
     trainer: ComponentSection = ComponentSection(id="torch")
     transport: ComponentSection | None = None

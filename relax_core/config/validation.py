@@ -37,8 +37,15 @@ def explain(error: ValidationError, model: type[BaseModel], where: str = "", als
     """One line for each wrong place; the alternatives of a union are joined by "or"."""
     places: dict[str, list[str]] = {}
     found: dict[str, str] = {}
-    for item in error.errors(include_url=False):
-        place = _locate(model, item["loc"])
+    items = error.errors(include_url=False)
+    located = [_locate(model, item["loc"]) for item in items]
+    reached = {
+        (*place.parts, *([item["loc"][-1]] if item["type"] == "extra_forbidden" else []))
+        for item, place in zip(items, located, strict=True)
+    }
+    for item, place in zip(items, located, strict=True):
+        if item["type"].endswith(("_type", "too_short")) and _is_beside(tuple(place.parts), reached):
+            continue  # another member of a union, when one of the right kind got further
         path = join(where, *place.parts)
         if item["type"] == "extra_forbidden":
             key = str(item["loc"][-1])
@@ -115,8 +122,14 @@ def _choices(annotation: Any) -> list[Any]:
 
 
 def _chosen(annotation: Any, tag: str) -> Any:
-    named = [choice for choice in _choices(annotation) if getattr(choice, "__name__", "") == tag]
+    kind = tag.partition("[")[0]  # of a list: its origin
+    named = [choice for choice in _choices(annotation) if getattr(choice, "__name__", "") in (tag, kind)]
     return named[0] if named else None
+
+
+def _is_beside(path: tuple[int | str, ...], reached: set[tuple[int | str, ...]]) -> bool:
+    """Whether there is a problem further inside of a place."""
+    return any(len(other) > len(path) and other[: len(path)] == path for other in reached)
 
 
 def _step(annotation: Any, part: int | str) -> Any:

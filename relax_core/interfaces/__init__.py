@@ -5,7 +5,7 @@ it from its section of the run file.
 """
 
 from relax_core.interfaces.algorithm import About, Algorithm, Batch, Loss, Member, Outputs, Row, ScoredGroup, Streaming
-from relax_core.interfaces.authoring import Environment, Modality, Reward
+from relax_core.interfaces.authoring import Environment, Modality, Reward, RewardValue
 from relax_core.interfaces.component import Columns, Component, ComponentConfig, Configurable, Interrupt
 from relax_core.interfaces.engine import Completion, Engine, Request
 from relax_core.interfaces.model import Extended, ModelAdapter, Rewritten, Segment
@@ -34,6 +34,7 @@ __all__ = [
     "Outputs",
     "Request",
     "Reward",
+    "RewardValue",
     "Rewritten",
     "Row",
     "ScoredGroup",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from relax_core.interfaces.component import Configurable
-from relax_core.types import Decoded, Group, MediaKind, MediaPart, Task, Trajectory
+from relax_core.types import Decoded, Group, MediaKind, Task, Trajectory
 
 if TYPE_CHECKING:
     from relax_core.chat import Chat
+
+
+RewardValue = float | Mapping[str, float | None] | None
+"""What a reward says of a play."""
 
 
 class Environment(Configurable, ABC):
@@ -19,17 +23,11 @@ class Environment(Configurable, ABC):
 
     @abstractmethod
     def tasks(self, split: Literal["train", "eval"]) -> Sequence[Task]:
-        """The tasks of a split, in a fixed order (a lazy sequence is fine). Ids are unique in the environment."""
+        """The tasks of a split, in a fixed order (a lazy sequence is fine). Ids are unique in the environment.
 
-    @property
-    def bad_rows(self) -> Sequence[str]:
-        """One line for each row of data that was left out; complete once ``tasks`` was called."""
-        return ()
-
-    def verify(self, decode: Callable[[MediaPart], object]) -> None:
-        """Decode every medium of every task, and move tasks with an unreadable one to ``bad_rows``.
-
-        ``decode`` raises DataError for such a medium. The default trusts its media.
+        Asking for one that cannot be made raises DataError (file, line, reason): such a bad row is skipped and counted.
+        Threads ask at once. ``relax_core.tasks`` says what such a sequence may do besides: mix several, shuffle in its
+        own way, know of bad rows beforehand.
         """
 
     async def play(self, task: Task, chat: Chat) -> None:
@@ -38,17 +36,24 @@ class Environment(Configurable, ABC):
 
 
 class Reward(Configurable, ABC):
-    """Scores trajectories. None abstains; an exception, NaN or inf abstains too and is counted."""
+    """Scores trajectories. None abstains; an exception, NaN, inf or an answer after the section's ``timeout`` abstains
+    too, and is counted. A mapping names components: their sum is the reward, each is in the trajectory's metrics."""
+
+    by_group: bool | None = None
+    """Whether it needs the plays of a group together; default: whether it has a ``score_group`` of its own."""
 
     @abstractmethod
-    async def __call__(self, trajectory: Trajectory) -> float | None:
+    async def __call__(self, trajectory: Trajectory) -> RewardValue:
         """The reward of one trajectory."""
 
-    async def score_group(self, group: Group) -> list[float | BaseException | None]:
+    async def score_group(self, group: Group) -> Sequence[RewardValue | BaseException]:
         """The rewards of a group's trajectories, in order; override it to compare them with each other."""
         import asyncio
 
         return await asyncio.gather(*(self(t) for t in group.trajectories), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Give back connections, processes and the like; called once, at the end of a run."""
 
 
 class Modality(Configurable, ABC):
@@ -56,9 +61,13 @@ class Modality(Configurable, ABC):
 
     kind: ClassVar[MediaKind]
 
+    def recognizes(self, source: Path | bytes) -> bool:
+        """Whether content looks like this kind by its beginning, for commands that are given files of any kind."""
+        return True
+
     @abstractmethod
     def decode(self, source: Path | bytes) -> Decoded:
-        """Raises DataError with the file's name and the reason for what cannot be read."""
+        """Raises DataError with the file's name and the reason for what cannot be read. Threads call it at once."""
 
     @abstractmethod
     def dump(self, decoded: Decoded) -> tuple[str, bytes]:

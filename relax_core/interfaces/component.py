@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -40,6 +40,8 @@ class Component:
     summary: str = ""
     makes: frozenset[str] = frozenset()
     """Of a stage: the columns that it can make. It is built when the algorithm needs one of them."""
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    """Of a model: settings of a small one that needs no files, for commands that have no run file."""
 
 
 class Configurable:

@@ -62,7 +62,10 @@ class ModelAdapter(Configurable, ABC):
 
     @abstractmethod
     def encode(self, history: Sequence[Message]) -> Encoded:
-        """The whole history with the assistant's header at the end, ready to sample from."""
+        """The whole history with the assistant's header at the end, ready to sample from.
+
+        Raises DataError for what cannot be read. Several threads may call it at once.
+        """
 
     @abstractmethod
     def extend(self, history: Sequence[Message], past: Encoded, new: Sequence[Message]) -> Extended | Rewritten:

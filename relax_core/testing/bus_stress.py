@@ -76,7 +76,7 @@ class _Run:
         while True:
             await self.admission.wait_open()
             while self.admission.open():
-                await self.start(self.admission.start(lambda position, attempt: f"task/{position}@{attempt}"))
+                await self.start(self.admission.start(f"task/{self.admission.next_position}@0"))
             await self.pause()
 
     async def start(self, ticket: Ticket) -> None:

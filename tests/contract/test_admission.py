@@ -18,12 +18,12 @@ from relax_core.admission import Admission, Outcome, Ticket
 from relax_core.errors import RelaxError
 
 
-def name(position: int, attempt: int) -> str:
-    return f"env/{position}#0@{attempt}"
+def name(admission: Admission) -> str:
+    return f"env/{admission.next_position}#0@0"
 
 
 def start(admission: Admission, count: int = 1) -> list[str]:
-    return [admission.start(name).group for _ in range(count)]
+    return [admission.start(name(admission)).group for _ in range(count)]
 
 
 # --- single rules -----------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def test_slots_are_limited_by_staleness(staleness: int) -> None:
         groups += start(admission)
     assert len(groups) == 4 * (staleness + 1)
     with pytest.raises(RelaxError, match="no group may start"):
-        admission.start(name)
+        admission.start(name(admission))
     admission.step_taken(groups[:4])
     assert len(start(admission, 4)) == 4 and not admission.open()
 
@@ -112,21 +112,16 @@ def test_no_group_starts_that_no_step_would_train() -> None:
     assert not admission.open() and admission.counters()["in_flight"] == 0
 
 
-def test_a_name_that_fails_takes_no_slot() -> None:
+def test_a_name_that_cannot_be_takes_no_slot() -> None:
     admission = Admission(2, 0, 0)
-
-    def fails(position: int, attempt: int) -> str:
-        raise ValueError(f"no task {position}")
-
-    with pytest.raises(ValueError, match="no task 0"):
-        admission.start(fails)
-    with pytest.raises(RelaxError, match="<task id>@<attempt>"):
-        admission.start(lambda position, attempt: "env/0")
-    admission.start(name)
+    for wrong in ("env/0", "env/0@1"):
+        with pytest.raises(RelaxError, match="<task id>@0"):
+            admission.start(wrong)
+    first = admission.start(name(admission)).group
     with pytest.raises(RelaxError, match="unique"):
-        admission.start(lambda position, attempt: name(0, attempt))
+        admission.start(first)
     assert admission.counters()["issued"] == 1
-    assert admission.start(name).position == 1
+    assert admission.start(name(admission)).position == 1
 
 
 def test_a_broken_identity_is_reported() -> None:
@@ -224,7 +219,7 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def start(self, count: int) -> None:
         while count and self.admission.open():
-            self.started_at[self.admission.start(name).group] = self.admission.steps_taken
+            self.started_at[self.admission.start(name(self.admission)).group] = self.admission.steps_taken
             count -= 1
 
     def any_group(self, data: st.DataObject) -> str:
@@ -320,7 +315,7 @@ class Simulation:
 
     def start_groups(self) -> None:
         while self.admission.open():
-            ticket = self.admission.start(name)
+            ticket = self.admission.start(name(self.admission))
             self.version_at_start[ticket.group] = self.admission.steps_taken
             self.ticks[ticket.group] = min(1 + int(self.rng.paretovariate(1.5)), 60)
             self.at(self.ticks[ticket.group], ticket.group)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_core.check import SAMPLE, package_problems, sampled, static_problems
+from relax_core.check import package_problems, static_problems
+from relax_core.check_data import HEAD, RANDOM, sampled
 from relax_core.check_deep import deep_problems, difference, encoding_problems, placeholder_problems
 from relax_core.config import yaml
 from relax_core.config.resolve import resolve
@@ -210,7 +211,7 @@ ODD: dict[str, Any] = {"environments": [{"id": "odd"}], "evaluation": []}
         ("return [GOOD, GOOD]", "first: task 1 has the id 'good' of task 0: ids must be unique"),
         (
             "return [GOOD, Task('a', (user(Image(Path('no.png'))),))]",
-            "1 of 2 train tasks looked at are wrong, first: task 1 'a': image no.png: no such file",
+            "image no.png: no such file: 1 of 2 rows are bad",
         ),
     ],
 )
@@ -218,7 +219,7 @@ def test_wrong_rows_are_found(check: Check, body: str, problem: str) -> None:
     (found,), plan = check(ENVIRONMENT.format(body=body), **ODD)
     assert problem in found
     assert "\n" not in found
-    assert plan == ""  # no plan for what cannot run
+    assert all(line.startswith("note: ") for line in plan.splitlines())  # no plan for what cannot run
 
 
 def test_a_row_that_raises_is_named(check: Check) -> None:
@@ -256,11 +257,13 @@ def test_a_reward_that_cannot_be_built_is_found(check: Check) -> None:
 
 
 def test_places_that_are_looked_at() -> None:
-    assert list(sampled(5)) == [0, 1, 2, 3, 4]
-    for size in (SAMPLE, SAMPLE + 1, 1000, 10**9):
-        places = list(sampled(size))
-        assert len(places) == len(set(places)) == SAMPLE
-        assert places == sorted(places) and places[0] == 0 and places[-1] == size - 1
+    assert sampled(5, seed=0) == [0, 1, 2, 3, 4]
+    assert sampled(HEAD + RANDOM, seed=0) == list(range(HEAD + RANDOM))
+    for size in (HEAD + RANDOM + 1, 1000, 10**9):
+        places = sampled(size, seed=0)
+        assert places == sorted(set(places)) and places[:HEAD] == list(range(HEAD))
+        assert HEAD + RANDOM // 2 < len(places) <= HEAD + RANDOM and places[-1] < size
+    assert places[-1] > 10**8 and places != sampled(size, seed=1)
 
 
 # --- the deep check -------------------------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ def test_places_that_are_looked_at() -> None:
 def test_the_deep_check_of_a_good_run(check: Check) -> None:
     problems, said = check(deep=True)
     assert problems == []
-    assert "environments.last-word: train: 8 tasks encoded, prompts of 9 to 9 tokens" in said
+    assert "environments.last-word: train: 64 tasks encoded, prompts of 9 to 9 tokens" in said
     assert "a prompt as the model reads it: 'user last of " in said
     assert "a new sample starts" not in said
 
@@ -291,7 +294,7 @@ def relax_models():
             "def extend(self, history, past, new):\n"
             "        found = super().extend(history, past, new)\n"
             "        return Extended(Encoded(found.new.ids[1:]))",
-            "environments.last-word: train: 8 of 8 tasks tried fail, first: task '",
+            "environments.last-word: train: 8 of 64 tasks tried fail, first: task '",
         ),
         ("def encode(self, history):\n        raise ValueError('no')", "cannot be encoded: ValueError: no"),
         ("def encode(self, history):\n        return Encoded([])", "is encoded to no token"),

@@ -212,3 +212,56 @@ def test_retain_and_release_do_all_or_nothing() -> None:
         media.release(["a"])
     media.put("b", features(1))
     assert "a" not in media, "the failed retain left no reference behind"
+
+
+# --- holding ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_for_inside_of_holding_stays_until_its_end() -> None:
+    media, _ = store(max_bytes=10)
+    with media.holding():
+        for name in "abc":
+            media.features(name, lambda: features(8))
+        assert media.nbytes == media.size("abc") == media.size("aabbcc") == 24
+        media.retain("b")
+    assert "b" in media and media.nbytes <= 16
+    media.release("b")
+    assert media.nbytes <= 10 and media.size("xyz") == 0
+
+
+def test_holding_is_a_matter_of_one_thread_and_may_be_nested() -> None:
+    media, _ = store(max_bytes=0)
+    with media.holding():
+        media.features("outer", lambda: features(4))
+        with media.holding():
+            media.features("inner", lambda: features(4))
+        other = threading.Thread(target=lambda: media.features("other", lambda: features(4)))
+        other.start()
+        other.join()
+        media.features("last", lambda: features(4))  # makes room, were there something to push out
+        assert "outer" in media and "last" in media and "other" not in media
+    assert media.nbytes <= 4
+
+
+def test_threads_that_share_one_making_all_hold_it() -> None:
+    """The one that made it may be done with it, and it pushed out, before the others wake up."""
+    media, _ = store(max_bytes=0)
+    wrong: list[BaseException] = []
+
+    def use(n: int) -> None:
+        try:
+            for i in range(200):
+                with media.holding():
+                    media.features(str(i % 3), lambda: features(16))
+                    media.retain([str(i % 3)])
+                assert media.get(str(i % 3))["pixels"].nbytes == 16
+                media.release([str(i % 3)])
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not wrong and media.nbytes <= 16
