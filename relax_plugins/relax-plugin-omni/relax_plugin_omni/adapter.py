@@ -5,7 +5,7 @@ Shape legend: B rows, W width, T tokens of a row, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
 
-from relax_core.errors import DataError
+from relax_core.errors import ConfigError, DataError, MissingTrack
 from relax_core.interfaces import Extended, ModelAdapter, Rewritten, Segment
 from relax_core.models import hf
 from relax_core.models.template import ChatTemplate
-from relax_core.types import MEDIA_KINDS, Decoded, Encoded, MediaKind, MediaPart, MediaRef, Message
+from relax_core.types import MEDIA_KINDS, Audio, Decoded, Encoded, MediaKind, MediaPart, MediaRef, Message, Video
 from relax_plugin_omni import checkpoint, towers
 from relax_plugin_omni.config import OmniConfig
 from relax_plugin_omni.positions import VisionBlock, rope_positions
@@ -53,6 +53,7 @@ class OmniAdapter(ModelAdapter):
             thinker.audio_token_id: "audio",
             thinker.video_token_id: "video",
         }
+        self._around_sound = self._sound_tokens() if config.use_audio_in_video else (0, 0)
         decoder = thinker.get_text_config()
         self.vocab_size = decoder.vocab_size
         self.stop_ids = hf.stop_ids(self.tokenizer, config.path, decoder)
@@ -98,12 +99,29 @@ class OmniAdapter(ModelAdapter):
                 long.append(i)
                 continue
             key, plan = queues[kind].pop(0)
+            begin, end = ([token] for token in self._around_sound) if plan.sound is not None else ([], [])
+            long += begin
             refs.append(MediaRef(kind, key, len(past.ids) + len(long), plan.tokens))
             plans.append(plan)
-            long += [i] * plan.tokens
+            long += [*self._placeholder_ids(kind, plan), *end]
         first = self._next_position(past)
         blocks = [self._block(ref, plan, -len(past.ids)) for ref, plan in zip(refs, plans, strict=True)]
         return Encoded(long, tuple(refs), rope_positions(len(long), [b for b in blocks if b], first))
+
+    def _placeholder_ids(self, kind: MediaKind, plan: Plan) -> list[int]:
+        ids = {k: i for i, k in self._placeholders.items()}
+        if plan.sound is None:
+            return [ids[kind]] * plan.tokens
+        return [ids["audio"] if heard else ids["video"] for heard in plan.sound]
+
+    def _sound_tokens(self) -> tuple[int, int]:
+        """What stands before and after a video that is read with its sound."""
+        known = self.tokenizer.get_vocab()
+        if not {"<|audio_start|>", "<|audio_end|>"} <= set(known):
+            raise ConfigError(
+                "model.use_audio_in_video: the tokenizer has no <|audio_start|> and <|audio_end|>: use one that has"
+            )
+        return known["<|audio_start|>"], known["<|audio_end|>"]
 
     def _check_counts(self, ids: Sequence[int], queues: dict[MediaKind, list[tuple[str, Plan]]]) -> None:
         for placeholder, kind in self._placeholders.items():
@@ -116,19 +134,37 @@ class OmniAdapter(ModelAdapter):
     def _read(self, part: MediaPart) -> tuple[str, Plan]:
         """Decode a medium and put its features into the store, each once. Returns key and plan."""
         medium = self.media.decode(part)
-        key = f"{medium.hash}-{medium.kind}-{self.processor.digest}"
+        sound = self._sound(part)
+        heard = "" if sound is None else f"-{sound.hash}"
+        key = f"{medium.hash}{heard}-{medium.kind}-{self.processor.digest}"
         made: list[Features] = []
 
         def make() -> Features:
-            made.append(self._made(part, medium))
+            made.append(self._made(part, medium, sound))
             return made[0]
 
         self.media.features(key, make)
         return key, self.processor.plan(made[0] if made else self.media.get(key))
 
-    def _made(self, part: MediaPart, medium: Decoded) -> Features:
+    def _sound(self, part: MediaPart) -> Decoded | None:
+        """The sound of a video that is to be read with it. Raises DataError where it must have one and has none."""
+        wanted = self.config.use_audio_in_video
+        if not wanted or not isinstance(part, Video):
+            return None
         try:
-            return self.processor.features(medium)
+            if isinstance(part.source, Decoded):
+                raise MissingTrack(
+                    "video given as frames has no sound: give its file, or set use_audio_in_video: if_any"
+                )
+            return self.media.decode(Audio(part.source))
+        except MissingTrack:
+            if wanted == "if_any":
+                return None
+            raise
+
+    def _made(self, part: MediaPart, medium: Decoded, sound: Decoded | None) -> Features:
+        try:
+            return self.processor.features(medium, sound)
         except DataError as error:
             source = part.source if isinstance(part.source, Path) else "given in memory"
             raise DataError(f"{MEDIA_KINDS[type(part)]} {source}: {error}") from error
@@ -141,7 +177,7 @@ class OmniAdapter(ModelAdapter):
             return None
         t, h, w = plan.grid
         merge = self.processor.settings.merge
-        return VisionBlock(ref.start + shift, (t, h // merge, w // merge), plan.step)
+        return VisionBlock(ref.start + shift, (t, h // merge, w // merge), plan.step, plan.sound)
 
     def _next_position(self, past: Encoded) -> int:
         if not past.ids:
@@ -168,40 +204,44 @@ class OmniAdapter(ModelAdapter):
         Raises DataError when placeholders and media do not match, for every kind.
         """
         positions_3BW = np.zeros((3, len(segments), width), np.int64)
+        features = {ref.key: self.media.get(ref.key) for segment in segments for ref in segment.media}
+        plans = {key: self.processor.plan(found) for key, found in features.items()}
         refs: list[tuple[int, MediaRef]] = []
         for row, segment in enumerate(segments):
-            self._check_placeholders(segment)
+            self._check_placeholders(segment, plans)
             positions_3BW[:, row, : len(segment.ids)] = self._positions(segment)
             refs += [(row * width + ref.start, ref) for ref in sorted(segment.media, key=lambda r: r.start)]
-        features = {ref.key: self.media.get(ref.key) for _, ref in refs}
-        plans = {key: self.processor.plan(found) for key, found in features.items()}
-        for _, ref in refs:
-            if ref.length != plans[ref.key].tokens:
-                raise DataError(
-                    f"{ref.kind} {ref.key}: {ref.length} placeholders in the row, and the model reads "
-                    f"{plans[ref.key].tokens} tokens; encode the row with the same settings as the model's"
-                )
         return {
             "input_ids": hf.token_rows(segments, width, self.pad_id),
             "position_ids": torch.from_numpy(positions_3BW),
             **towers.media_inputs(refs, features, plans, self.processor.settings.window),
         }
 
-    def _check_placeholders(self, segment: Segment) -> None:
+    def _check_placeholders(self, segment: Segment, plans: Mapping[str, Plan]) -> None:
         """Every placeholder belongs to a medium of its kind: too few audio ones would pass unseen otherwise."""
         ids_T = np.asarray(segment.ids)
-        for placeholder, kind in self._placeholders.items():
-            expected = np.zeros(len(ids_T), bool)
-            for ref in segment.media:
-                if ref.kind == kind:
-                    expected[ref.start : ref.start + ref.length] = True
-            total = sum(ref.length for ref in segment.media if ref.kind == kind)
-            found = ids_T == placeholder
-            if total != expected.sum() or (found != expected).any():
+        expected_T = np.full(len(ids_T), -1)
+        total = 0
+        for ref in segment.media:
+            plan = plans[ref.key]
+            if ref.length != plan.tokens:
                 raise DataError(
-                    f"a row holds {int(found.sum())} {kind} placeholders, and its {kind} media take {total} (or stand "
-                    "elsewhere); a row must be as encode and extend made it"
+                    f"{ref.kind} {ref.key}: {ref.length} placeholders in the row, and the model reads {plan.tokens} "
+                    "tokens; encode the row with the same settings as the model's"
                 )
+            span = expected_T[ref.start : ref.start + ref.length]
+            span[:] = self._placeholder_ids(ref.kind, plan)[: len(span)]
+            total += ref.length
+        found_T = np.where(np.isin(ids_T, list(self._placeholders)), ids_T, -1)
+        if total != (expected_T >= 0).sum() or (found_T != expected_T).any():
+            kinds = [kind for i, kind in self._placeholders.items() if ((found_T == i) != (expected_T == i)).any()]
+            kind = kinds[0] if kinds else segment.media[0].kind
+            placeholder = {k: i for i, k in self._placeholders.items()}[kind]
+            raise DataError(
+                f"a row holds {int((found_T == placeholder).sum())} {kind} placeholders, and its {kind} media take "
+                f"{int((expected_T == placeholder).sum())} (or stand elsewhere); a row must be as encode and extend "
+                "made it"
+            )
 
     def load(self, device: str, dtype: torch.dtype) -> Qwen3OmniMoeThinkerForConditionalGeneration:
         """Raises ConfigError for a checkpoint that lacks weights of the thinker."""

@@ -70,6 +70,8 @@ def settings(config: OmniConfig, thinker: Qwen3OmniMoeThinkerConfig) -> Settings
         std=tuple(image.get("image_std", [0.5] * 3)),
         image_pixels=config.image_pixels or (PIXELS if tiny else _pixels(image, _IMAGE_PIXELS)),
         video_pixels=config.video_pixels or (PIXELS if tiny else _pixels(video, _VIDEO_PIXELS)),
+        image_tokens=config.image_tokens,
+        video_tokens=config.video_tokens,
         mel_bins=hearing.num_mel_bins,
         rate=audio.get("sampling_rate", 16000),
         hop=audio.get("hop_length", 160),

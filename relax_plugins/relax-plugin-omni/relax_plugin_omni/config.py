@@ -35,6 +35,14 @@ class OmniConfig(ModelConfig):
     """Least and most pixels of a scaled image; default: what the checkpoint says, for a tiny model 1024 and 4096."""
     video_pixels: Pixels | None = None
     """The same for each frame of a video."""
+    image_tokens: PositiveInt | None = None
+    """Most tokens of an image: it is scaled to at most so many merged patches, whatever ``image_pixels`` allows."""
+    video_tokens: PositiveInt | None = None
+    """Most tokens of a whole video. With T time steps each frame is scaled to at most ``video_tokens / T`` merged
+    patches, but not below the least of ``video_pixels``: a video that does not fit even so is an error of its row."""
+    use_audio_in_video: bool | Literal["if_any"] = False
+    """Whether the sound of a video file is read with it, interleaved by time. A silent video is an error of its row,
+    or with ``if_any`` read without sound."""
     experts: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
     """How transformers computes the mixture of experts; batched_mm is far slower in training on a CPU."""
 

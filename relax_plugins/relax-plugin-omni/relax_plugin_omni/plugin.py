@@ -17,6 +17,7 @@ def relax_models() -> Mapping[str, Component]:
         "qwen3-omni": Component(
             "relax_plugin_omni.adapter:OmniAdapter",
             config=OmniConfig,
+            sample={"tiny": {"words": ["?"]}, "image_pixels": [56 * 56, 3584 * 3584], "video_pixels": [131072, 786432]},
             summary="The Qwen3-Omni thinker: reads text, images, audio and video, and writes text.",
         )
     }

@@ -3,7 +3,8 @@
 Images and videos are scaled to multiples of a merged patch within a budget of pixels (bicubic), normalised, and cut
 into patches in the order of the Qwen2-VL family. Audio becomes a log-mel spectrogram (Whisper's) of 16 kHz mono.
 
-Shape legend: F frames, H height, W width, N patches, D values of a patch, M mel bins, S spectrogram frames.
+Shape legend: F frames, H height, W width, C channels, N patches, D values of a patch, P pixels of one in a frame, M mel
+bins, S spectrogram frames.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from relax_core.errors import DataError
 from relax_core.types import Decoded
 
 Features = dict[str, NDArray[Any]]
+T = TypeVar("T", bound=np.generic)
 
 _MOST_ELONGATED = 200
 """Beyond this ratio of sides the model's own processor refuses an image."""
@@ -39,6 +41,10 @@ class Settings:
     std: tuple[float, float, float]
     image_pixels: tuple[int, int]
     video_pixels: tuple[int, int]
+    image_tokens: int | None
+    """Most tokens of an image; None: as many as its pixels allow."""
+    video_tokens: int | None
+    """The same for a whole video."""
     mel_bins: int
     rate: int
     hop: int
@@ -61,6 +67,14 @@ class Plan:
     grid: tuple[int, int, int] | None = None
     step: float = 1.0
     """Positions from one time index of a video to the next."""
+    sound: NDArray[np.bool_] | None = None
+    """(tokens,) of a video that is read with its sound: which placeholders are those of the sound."""
+
+    def places(self, of: Literal["vision", "audio"]) -> NDArray[np.int64]:
+        """Which of the placeholders belong to pictures, or to sound, counted from the medium's first."""
+        if self.sound is not None:
+            return np.flatnonzero(self.sound if of == "audio" else ~self.sound)
+        return np.arange(self.tokens if (self.grid is None) == (of == "audio") else 0)
 
 
 class Processor:
@@ -81,11 +95,13 @@ class Processor:
         mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
         self._normalised = ((levels[:, None] - mean) / std).astype(np.float32)
 
-    def features(self, medium: Decoded) -> Features:
+    def features(self, medium: Decoded, sound: Decoded | None = None) -> Features:
         """``pixels`` (N, D) float32 and ``grid`` (3,) int64 of pictures; ``mel`` (M, S) float32 of audio.
 
-        ``step`` (float64) is beside the grid of a video.
+        ``step`` (float64) is beside the grid of a video; one that is read with its ``sound`` has ``mel``, too.
         """
+        if sound is not None:
+            return self.features(medium) | self.features(sound)
         if medium.kind == "audio":
             return {"mel": self._spectrogram(medium)}
         s = self.settings
@@ -98,27 +114,54 @@ class Processor:
 
     def plan(self, features: Features) -> Plan:
         """What a medium with these features becomes in a row."""
-        if "mel" in features:
-            return Plan(audio_tokens(features["mel"].shape[1], self.settings.window))
+        heard = audio_tokens(features["mel"].shape[1], self.settings.window) if "mel" in features else 0
+        if "grid" not in features:
+            return Plan(heard)
         t, h, w = (int(n) for n in features["grid"].tolist())
         step = features["step"].item() if "step" in features else 1.0
-        return Plan(t * h * w // self.settings.merge**2, (t, h, w), step)
+        seen = t * h * w // self.settings.merge**2
+        if not heard:
+            return Plan(seen, (t, h, w), step)
+        return Plan(seen + heard, (t, h, w), step, interleaved(t, seen // t, step, heard))
 
     def _size(self, medium: Decoded) -> tuple[int, int, int]:
         """Frames (filled up to whole temporal patches), height and width after scaling."""
         s = self.settings
-        frames, height, width = (1, *medium.data.shape[:2]) if medium.kind == "image" else medium.data.shape[:3]
-        least, most = s.image_pixels if medium.kind == "image" else s.video_pixels
-        return -(-frames // s.temporal) * s.temporal, *fit(height, width, s.factor, least, most)
+        still = medium.kind == "image"
+        frames, height, width = (1, *medium.data.shape[:2]) if still else medium.data.shape[:3]
+        steps = -(-frames // s.temporal)
+        least, most = s.image_pixels if still else s.video_pixels
+        tokens = s.image_tokens if still else s.video_tokens
+        if tokens is not None:
+            most = min(most, tokens // steps * s.factor**2)
+            least = min(least, most) if still else least
+        size = fit(height, width, s.factor, least, max(least, most))
+        if tokens is not None and (found := steps * size[0] * size[1] // s.factor**2) > tokens:
+            what, advice = (
+                ("an image", "crop it") if still else (f"a video of {frames} frames", "lower fps or max_frames")
+            )
+            raise DataError(
+                f"{what} takes {found} tokens at the least size, {medium.kind}_tokens allows {tokens}: {advice}"
+            )
+        return steps * s.temporal, *size
 
     def _patches(self, medium: Decoded) -> NDArray[np.float32]:
-        frames, height, width = self._size(medium)
-        pictures = [medium.data] if medium.kind == "image" else list(medium.data)
-        scaled = [_scaled(picture, height, width) for picture in pictures]
-        scaled += [scaled[-1]] * (frames - len(scaled))
-        levels_FHWC = np.stack(scaled)
-        values_FHWC = np.stack([self._normalised[levels_FHWC[..., c], c] for c in range(3)], axis=-1)
-        return patches(values_FHWC, self.settings.patch, self.settings.merge, self.settings.temporal)
+        """Bytes are cut and sorted, and only then become floats, which take four times the memory traffic.
+
+        A single picture is one frame seen ``temporal`` times: it is sorted once.
+        """
+        s = self.settings
+        _, height, width = self._size(medium)
+        scaled = [
+            _scaled(picture, height, width) for picture in ([medium.data] if medium.kind == "image" else medium.data)
+        ]
+        seen = 1 if len(scaled) == 1 else s.temporal
+        scaled += [scaled[-1]] * (-len(scaled) % seen)
+        levels_NCFP = patches(np.stack(scaled), s.patch, s.merge, seen).reshape(-1, 3, seen, s.patch**2)
+        values_NCFP = np.empty((len(levels_NCFP), 3, s.temporal, s.patch**2), np.float32)
+        for c in range(3):
+            values_NCFP[:, c] = self._normalised[:, c].take(levels_NCFP[:, c])
+        return values_NCFP.reshape(len(values_NCFP), -1)
 
     def _spectrogram(self, medium: Decoded) -> NDArray[np.float32]:
         wave = np.asarray(medium.data, np.float32)
@@ -157,7 +200,19 @@ def fit(height: int, width: int, factor: int, least: int, most: int) -> tuple[in
     return tall, wide
 
 
-def patches(values_FHWC: NDArray[np.float32], patch: int, merge: int, temporal: int) -> NDArray[np.float32]:
+def interleaved(steps: int, patches: int, step: float, heard: int) -> NDArray[np.bool_]:
+    """The order of a video's placeholders with those of its sound, by time: True where one of the sound stands.
+
+    ``steps`` times with ``patches`` tokens each, ``step`` positions apart; ``heard`` tokens of sound, one position
+    apart. Pictures come first where both have the same time (Qwen2.5-Omni, arXiv:2503.20215; Qwen3-Omni orders single
+    tokens, not blocks of two seconds).
+    """
+    seen = np.repeat(np.arange(steps) * step, patches)
+    order = np.argsort(np.concatenate([seen, np.arange(heard)]), kind="stable")
+    return order >= len(seen)
+
+
+def patches(values_FHWC: NDArray[T], patch: int, merge: int, temporal: int) -> NDArray[T]:
     """Patches (N, D) in reading order of merged patches, each ordered (channel, time, height, width)."""
     frames, height, width, channels = values_FHWC.shape
     cut = values_FHWC.reshape(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -60,17 +60,18 @@ def media_inputs(
 ) -> dict[str, Any]:
     """Tower inputs for placeholders that start at the given places of the flattened batch (row-major order)."""
     inputs: dict[str, Any] = {}
-    pictures = [(at, ref) for at, ref in refs if ref.kind != "audio"]
-    clips = [(at, ref) for at, ref in refs if ref.kind == "audio"]
-    for name, found in (("vision", pictures), ("audio", clips)):
+    towers: tuple[Literal["vision", "audio"], ...] = ("vision", "audio")
+    for name in towers:
+        places = {key: plan.places(name) for key, plan in plans.items()}
+        found = [(at, ref.key) for at, ref in refs if len(places[ref.key])]
         if not found:
             continue
-        keys = list(dict.fromkeys(ref.key for _, ref in found))
-        ends = np.cumsum([plans[k].tokens for k in keys])
-        starts = {k: int(end) - plans[k].tokens for k, end in zip(keys, ends, strict=True)}
+        keys = list(dict.fromkeys(key for _, key in found))
+        ends = np.cumsum([len(places[k]) for k in keys])
+        starts = {k: int(end) - len(places[k]) for k, end in zip(keys, ends, strict=True)}
         inputs[f"{name}_tokens"] = int(ends[-1])
-        into = np.concatenate([np.arange(at, at + ref.length) for at, ref in found])
-        taken = np.concatenate([np.arange(starts[ref.key], starts[ref.key] + ref.length) for _, ref in found])
+        into = np.concatenate([at + places[key] for at, key in found])
+        taken = np.concatenate([np.arange(starts[key], starts[key] + len(places[key])) for _, key in found])
         inputs[f"{name}_into"], inputs[f"{name}_from"] = torch.from_numpy(into), torch.from_numpy(taken)
         if name == "vision":
             inputs["pixels"] = torch.from_numpy(np.concatenate([features[k]["pixels"] for k in keys]))
