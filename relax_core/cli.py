@@ -49,6 +49,14 @@ Overrides = Annotated[
     ),
 ]
 
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", help="Activate a plugin, too; may be given several times.")
+]
+RunOption = Annotated[
+    Path | None, typer.Option("--run", metavar="RUN.yaml", help="Take the settings of this run file.")
+]
+
 
 @app.callback()
 def relax(
@@ -121,6 +129,42 @@ def replay(
     from relax_core.replay import main as run_replay
 
     raise typer.Exit(run_replay(run, step))
+
+
+@app.command()
+def grade(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.jsonl", help="Rows of grader, gold, response, reward.", show_default=False)
+    ],
+    json: Json = False,
+    plugin: Plugins = None,
+    run: RunOption = None,
+    traceback: Traceback = False,
+) -> None:
+    """Try rewards on recorded replies, and compare with what they should have given."""
+    from relax_core.grade import main as run_grade
+
+    raise typer.Exit(run_grade(file, as_json=json, plugins=plugin or [], run=run))
+
+
+@app.command()
+def decode(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Images, sounds and videos.", show_default=False)
+    ],
+    json: Json = False,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="image, audio or video; default: what it turns out to be.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Whose tokens to count.", show_default=False)] = None,
+    plugin: Plugins = None,
+    run: RunOption = None,
+    traceback: Traceback = False,
+) -> None:
+    """Show what the decoders make of media files, and how many tokens they are."""
+    from relax_core.decode import main as run_decode
+
+    raise typer.Exit(run_decode(files, as_json=json, kind=kind, model=model, plugins=plugin or [], run=run))
 
 
 @app.command()
