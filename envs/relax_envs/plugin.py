@@ -9,7 +9,9 @@ from relax_core.interfaces import Component
 
 def relax_environments() -> Mapping[str, Component]:
     return {
-        "single_turn": Component("relax_envs.single_turn:SingleTurn", summary="a JSONL data set: ask once"),
+        "single_turn": Component(
+            "relax_envs.single_turn:SingleTurn", summary="data sets (JSONL, Parquet, datasets folders): ask once"
+        ),
         "reasoning-gym": Component(
             "relax_envs.reasoning_gym:ReasoningGym", summary="tasks of the reasoning-gym package"
         ),
@@ -22,8 +24,19 @@ def relax_environments() -> Mapping[str, Component]:
 
 
 def relax_rewards() -> Mapping[str, Component]:
+    rewards = "relax_envs.rewards"
     return {
-        "exact": Component("relax_envs.rewards.exact:Exact", summary="the last reply is the answer"),
-        "number": Component("relax_envs.rewards.number:Number", summary="the reply's last number is the answer"),
-        "format": Component("relax_envs.rewards.format:Format", summary="the last reply has a given form"),
+        "exact": Component(f"{rewards}.exact:Exact", summary="the last reply is the answer"),
+        "number": Component(f"{rewards}.number:Number", summary="the reply's last number is the answer"),
+        "choice": Component(f"{rewards}.choice:Choice", summary="multiple choice, in any of the usual spellings"),
+        "math": Component(f"{rewards}.math:Math", summary="the same value in mathematical notation"),
+        "gsm8k": Component(f"{rewards}.gsm8k:Gsm8k", summary="the number after the last ####"),
+        "f1": Component(f"{rewards}.f1:F1", summary="words that the reply and the answer share"),
+        "iou": Component(f"{rewards}.iou:Iou", summary="overlap of boxes in a picture"),
+        "code": Component(f"{rewards}.code:Code", summary="the reply's program passes the tests, in a sandbox"),
+        "format": Component(f"{rewards}.format:Format", summary="the last reply has a given form"),
+        "length": Component(f"{rewards}.length:Length", summary="how long the replies are"),
+        "repetition": Component(f"{rewards}.repetition:Repetition", summary="a penalty for repeated words"),
+        "remote": Component(f"{rewards}.remote:Remote", summary="a grader behind an HTTP address"),
+        "function": Component(f"{rewards}.function:Function", summary="a function of your own"),
     }

@@ -1,0 +1,327 @@
+"""Reward ``code``: programs in replies, tests in all their forms, and verdicts that cannot be had for nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from relax_core.errors import ConfigError, DataError
+from relax_core.testing.reward_plays import group_of, played, rewarded
+from relax_envs.rewards import code
+from relax_envs.rewards.code import Code, program_of
+from relax_envs.sandbox.canonical import canonical
+from relax_envs.sandbox.runner import SandboxError
+from relax_envs.sandbox.task_tests import Assertions, CallTest, StandardIO, read_tests
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs are kept off the network on Linux alone"),
+]
+
+ADD = [{"input": "1 2", "output": "3"}, {"input": "5 5\n", "output": "10\n"}]
+GOOD = "a, b = map(int, input().split())\nprint(a + b)"
+CALLS = "assert add(1, 2) == 3\nassert add('a', 'b') == 'ab'\nassert add(1.5, 1) == 2.5"
+PLUS = "def add(a, b):\n    return a + b"
+METHOD = "class Solution:\n    def add(self, a, b): return a + b"
+
+
+def reply(program: str, language: str = "python") -> str:
+    return f"Here it is:\n```{language}\n{program}\n```\nDone."
+
+
+def score(program: str, tests: Any, metadata: dict[str, Any] | None = None, **settings: Any) -> Any:
+    return rewarded(Code, played(reply(program), answer=tests, metadata=metadata), **settings)
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\nx\n```", "x\n"),
+        ("```py\nx\n```", "x\n"),
+        ("```\nx\n```", "x\n"),
+        ("```python\nold\n```\nbetter:\n```python\nnew\n```", "new\n"),
+        ("```python\nx\n```\nIt prints\n```\n3\n```", "x\n"),
+        ("```python\nx\n```\n```bash\nls\n```", "x\n"),
+        ("<think>```python\nno\n```</think>```python\nyes\n```", "yes\n"),
+        ("  ```python\nx\n  ```", "x\n"),
+        ("```python title=a\nx\n```", "x\n"),
+        ("print(1)", None),
+        ("```python\nnever ends", None),
+        ("<think>```python\nno\n```", None),
+        ("```bash\nls\n```", None),
+        ("", None),
+    ],
+)
+def test_the_program_of_a_reply(text: str, program: str | None) -> None:
+    assert program_of(text) == program
+
+
+def test_a_bare_reply_may_be_a_program() -> None:
+    assert program_of("print(1)", fenced=False) == "print(1)"
+    assert rewarded(Code, played(GOOD, answer=ADD)) == 0.0
+    assert rewarded(Code, played(GOOD, answer=ADD), fenced=False) == 1.0
+
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        (ADD, [StandardIO] * 2),
+        (json.dumps(ADD), [StandardIO] * 2),
+        ({"inputs": ["1 2"], "outputs": ["3"]}, [StandardIO]),
+        ({"inputs": [["1", "2"]], "outputs": [["3"]]}, [StandardIO]),
+        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, [CallTest]),
+        ({"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}, [CallTest]),
+        (CALLS, [CallTest] * 3),
+        (CALLS.splitlines(), [CallTest] * 3),
+        ({"test_list": CALLS.splitlines()}, [CallTest] * 3),
+        ("assert 3 == add(1, 2)", [CallTest]),
+        ("assert not add(0, 0)", [CallTest]),
+        ("x = 1\nassert add(x, 2) == 3", [Assertions]),
+        ("for i in range(3):\n    assert add(i, 1) == i + 1", [Assertions]),
+    ],
+)
+def test_forms_of_tests(given: Any, kinds: list[type]) -> None:
+    assert [type(test) for test in read_tests(given)] == kinds
+
+
+def test_check_functions() -> None:
+    text = (
+        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n"
+        "    assert candidate(1, 2) == 3\n    assert candidate(2, 2) == 4\n"
+    )
+    found = read_tests(text, "add")
+    assert [type(t) for t in found] == [CallTest, CallTest]
+    assert score(PLUS, text, {"entry_point": "add"}) == 1.0
+    assert score(PLUS.replace("+", "-"), text, {"entry_point": "add"}) == 0.0
+    longer = text + "    for i in range(5):\n        assert candidate(i, i) == 2 * i\n"
+    assert score(PLUS, longer, {"entry_point": "add"}) == 1.0
+    assert score(PLUS.replace("+", "-"), longer, {"entry_point": "add"}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        3,
+        [],
+        {},
+        "",
+        "x = 1",
+        "assert",
+        "[1, 2",
+        {"inputs": [1], "outputs": []},
+        [{"input": "x"}],
+        [1, 2],
+        "def check(c):\n assert c",
+    ],
+)
+def test_tests_that_cannot_be_read_are_an_error_of_the_row(given: Any) -> None:
+    with pytest.raises(DataError, match=r"task 't': answer: .*: fix the row"):
+        score(GOOD, given)
+
+
+def test_tests_may_stand_in_the_metadata() -> None:
+    assert rewarded(Code, played(reply(PLUS), metadata={"cases": CALLS}), tests="cases") == 1.0
+    with pytest.raises(DataError, match="cases"):
+        rewarded(Code, played(reply(PLUS), answer=CALLS), tests="cases")
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "expected"),
+    [
+        (GOOD, ADD, 1),
+        (GOOD + "\nprint()", ADD, 1),
+        (GOOD.replace("+", "-"), ADD, 0),
+        ("print(3)", ADD, 0),
+        ("import sys\nprint(sum(map(int, sys.stdin.read().split())), end='')", ADD, 1),
+        (f"def main():\n    {GOOD.splitlines()[0]}\n    print(a + b)\nif __name__ == '__main__':\n    main()", ADD, 1),
+        ("print('1  ')\nprint('2')", [{"input": "", "output": "1\n2"}], 1),
+        ("print('1 2')", [{"input": "", "output": "1\n2"}], 0),
+        (PLUS, CALLS, 1),
+        ("def add(a, b): return b + a", CALLS, 0),
+        ("", CALLS, 0),
+        ("def f(): return (1, 2)", "assert f() == (1, 2)", 1),
+        ("def f(): return [1, 2]", "assert f() == (1, 2)", 0),
+        ("def f(): return {2, 1}", "assert f() == {1, 2}", 1),
+        ("def f(): return {'b': [1.0], 'a': None}", "assert f() == {'a': None, 'b': [1]}", 1),
+        ("def f(): return True", "assert f() == 1", 1),
+        ("def f(): return 0.1 + 0.2", "assert f() == 0.3", 0),
+        ("def f(): return 0.1 + 0.2", "assert abs(f() - 0.3) < 1e-9", 1),
+        ("def f(): return [1]", "assert f()", 1),
+        ("def f(): return []", "assert f()", 0),
+        (METHOD, {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, 1),
+        (PLUS, {"inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"], "fn_name": "add"}, 1),
+        (PLUS, {"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "add"}, 1),
+        ("def two(): return 1, 2", {"inputs": [[]], "outputs": [[1, 2]], "fn_name": "two"}, 1),
+        ("def two(): return 1, 3", {"inputs": [[]], "outputs": [[1, 2]], "fn_name": "two"}, 0),
+    ],
+)  # fmt: skip
+def test_right_and_wrong(program: str, tests: Any, expected: int) -> None:
+    assert score(program, tests) == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        ("while True: pass", "timeout"),
+        ("import time; time.sleep(99)", "timeout"),
+        ("x = [0] * 10**10", "memory"),
+        ("while True: print('x' * 999)", "flood"),
+        ("raise SystemExit(1)", "failed"),
+        ("import os; os.abort()", "killed"),
+        ("syntax error", "failed"),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", "failed"),
+        ("print(4)", "wrong"),
+    ],
+)
+def test_what_a_program_does_wrong_is_zero_and_named(program: str, how: str) -> None:
+    trajectory = played(reply(program), answer=[{"input": "", "output": "3"}])
+    assert rewarded(Code, trajectory, seconds=1.0) == 0.0
+    assert trajectory.metrics == {"code/passed": 0.0, f"code/{how}": 1.0}
+
+
+def test_a_part_of_the_tests_may_count() -> None:
+    program = "def add(a, b):\n    return a + b if a != 'a' else None"
+    trajectory = played(reply(program), answer=CALLS)
+    assert rewarded(Code, trajectory) == 0.0 and trajectory.metrics["code/passed"] == pytest.approx(2 / 3)
+    assert rewarded(Code, trajectory, partial=True) == pytest.approx(2 / 3)
+    assert score(GOOD, [*ADD, {"input": "x", "output": "y"}], partial=True) == pytest.approx(2 / 3)
+
+
+def test_time_for_all_tests_is_bounded() -> None:
+    slow = [{"input": "", "output": "1"}] * 20
+    trajectory = played(reply("import time; time.sleep(0.5); print(1)"), answer=slow)
+    assert rewarded(Code, trajectory, partial=True, total_seconds=1.5) < 0.2
+    assert rewarded(Code, trajectory, partial=True, total_seconds=30.0, most_tests=2) == 1.0
+
+
+def test_too_long_a_program_is_wrong() -> None:
+    assert score(GOOD + "\n#" + "x" * 200, ADD, longest=100) == 0.0
+
+
+def test_failed_plays_abstain() -> None:
+    assert rewarded(Code, played(reply(GOOD), answer=ADD, failed=True)) is None
+
+
+def test_a_sandbox_that_does_not_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **settings: Any) -> Any:
+        raise SandboxError("sandbox: out of processes")
+
+    monkeypatch.setattr(code, "run", broken)
+    with pytest.raises(SandboxError, match="out of processes"):
+        score(GOOD, ADD)
+
+
+def test_a_system_without_guards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "guarantees", lambda: frozenset({"time", "memory"}))
+    with pytest.raises(ConfigError, match="cannot enforce network"):
+        Code(Code.Config())
+    Code(Code.Config(allow_unsafe=True))
+
+
+async def _group() -> Any:
+    plays = [played(reply(program), answer=CALLS) for program in (PLUS, "x", PLUS)]
+    return await Code(Code.Config()).score_group(group_of(plays))
+
+
+def test_a_group_is_scored_together() -> None:
+    import asyncio
+
+    assert asyncio.run(_group()) == [1.0, 0.0, 1.0]
+
+
+# --- faking -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "class E:\n    def __eq__(self, other): return True\ndef add(a, b): return E()",
+        "class I(int):\n    def __eq__(self, other): return True\ndef add(a, b): return I(7)",
+        "class S(str):\n    def __eq__(self, o): return True\n    __repr__ = lambda s: '3'\nadd = lambda a, b: S()",
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "import builtins\nbuiltins.repr = lambda v: '3'\nbuiltins.type = lambda v: int\ndef add(a, b): return 'x'",
+        "def add(a, b): return 0\nimport builtins\nbuiltins.eval = lambda *a: 3\nbuiltins.len = lambda v: 0",
+        "import os\nfor fd in range(3, 64):\n try: os.write(fd, b'\"3\"\\n' * 3)\n except OSError: pass\nos._exit(0)",
+        "import os\nprint(os.environ.get('RELAX_REPORT'))\ndef add(a, b): return open('harness.py').read()",
+        "import gc\nfor o in gc.get_objects():\n if type(o) is list and len(o) == 3: o.clear()\nadd = lambda a, b: 0",
+        "import atexit, os\natexit.register(lambda: os._exit(0))\ndef add(a, b): raise SystemExit(0)",
+    ],
+)
+def test_calls_cannot_be_faked_without_the_right_values(program: str) -> None:
+    tests = "assert add(1, 2) == 3\nassert add('a', 'b') == 'ab'\nassert add(20, 22) == 42"
+    assert score(program, tests, partial=True) < 0.5
+
+
+def test_right_values_never_enter_the_child() -> None:
+    spy = (
+        "import gc\nwanted = str(7130400 + 92)\ndef f():\n"
+        "    return sum(wanted in str(o)[:10**6] for o in gc.get_objects() if type(o) in (tuple, list))\n"
+    )
+    assert score(spy, "assert f() == 7130492") == 0.0
+    assert score(spy, "assert f() == 0") == 1.0
+
+
+@pytest.mark.parametrize("program", ["import sys; sys.exit(0)", "import os; os._exit(0)", "def add(a, b): return 0"])
+def test_plain_ways_around_assertions_fail(program: str) -> None:
+    assert score(program, "x = 2\nassert add(x, x) == 4") == 0.0
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (True, 1),
+        ({1, 2}, {2, 1}),
+        ({"a": 1, "b": 2}, {"b": 2.0, "a": 1}),
+        ((), ()),
+        (-0.0, 0),
+        (1e20, 10**20),
+    ],
+)
+def test_equal_values_have_one_text(one: Any, other: Any) -> None:
+    assert one == other and canonical(one) == canonical(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 2),
+        (1, "1"),
+        ([1], (1,)),
+        ({1}, [1]),
+        ("a", b"a"),
+        (None, False),
+        (1.5, 1),
+        ([[1], 2], [[1, 2]]),
+        ({}, set()),
+        ("a,b", ["a", "b"]),
+    ],
+)
+def test_different_values_have_different_texts(one: Any, other: Any) -> None:
+    assert one != other and canonical(one) != canonical(other)
+
+
+def test_odd_values_have_a_text_too() -> None:
+    deep: Any = []
+    for _ in range(1000):
+        deep = [deep]
+    assert "?too large" in canonical(deep)
+    assert canonical(float("nan")) == "nan" and canonical(float("inf")) == "inf" and canonical(10**400).startswith("?")
+    assert canonical(object()) == "?object" and len(canonical(list(range(10**6)))) < 3 * 10**6
