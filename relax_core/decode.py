@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.errors import ConfigError, DataError, MissingTrack, nearest
-from relax_core.types import MEDIA_KINDS, Decoded, MediaKind, MediaPart, user
+from relax_core.types import MEDIA_KINDS, Audio, Decoded, MediaKind, MediaPart, user
 
 if TYPE_CHECKING:
     from relax_core.interfaces import ModelAdapter
@@ -77,36 +77,42 @@ def look(
             str(file), kind, error=f"{file}: {'not a file' if file.exists() else 'no such file'}: check the path"
         )
         return
+    if kind is not None:
+        yield _look(file, kind, media, adapter)
+        return
+    known = [kind for kind in ORDER if kind in media.modalities]
+    likely = [kind for kind in known if media.modalities[kind].recognizes(file)]
     errors: list[Found] = []
-    for tried in [kind] if kind else _kinds(file, media):
+    for tried in [*likely, *(kind for kind in known if kind not in likely)]:
         one = _look(file, tried, media, adapter)
-        if one.shape is None and kind is None:
+        if one.shape is None:
             errors.append(one)
             continue
         yield one
-        if tried == "video" and kind is None:
-            sound = _look(file, "audio", media, adapter)
-            if sound.error != _NO_TRACK:
-                yield sound
+        if tried == "video":
+            yield from _sound_of(file, media, adapter)
         return
-    yield errors[0]
+    if likely:
+        yield errors[0]
+    else:
+        yield Found(str(file), error=f"looks like neither {' nor '.join(known)}: {errors[0].error}")
 
 
-_NO_TRACK = "no track"
-
-
-def _kinds(file: Path, media: MediaStore) -> list[MediaKind]:
-    """The kinds to try, those that the file looks like first."""
-    known = [kind for kind in ORDER if kind in media.modalities]
-    return sorted(known, key=lambda kind: not media.modalities[kind].recognizes(file))
+def _sound_of(file: Path, media: MediaStore, adapter: ModelAdapter | None) -> Iterator[Found]:
+    """The sound of a video, unless it has none."""
+    try:
+        media.decode(Audio(file))
+    except MissingTrack:
+        return
+    except DataError:
+        pass
+    yield _look(file, "audio", media, adapter)
 
 
 def _look(file: Path, kind: MediaKind, media: MediaStore, adapter: ModelAdapter | None) -> Found:
     part: MediaPart = _PARTS[kind](file)
     try:
         decoded = media.decode(part)
-    except MissingTrack:
-        return Found(str(file), kind, error=_NO_TRACK)
     except DataError as error:
         return Found(str(file), kind, error=str(error))
     tokens, problem = _tokens(part, kind, adapter)

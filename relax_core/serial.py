@@ -200,11 +200,15 @@ class Stored(Decoded):
     def rate(self) -> float | None:
         return self.loaded().rate
 
+    @property
+    def times(self) -> tuple[float, ...] | None:
+        return self.loaded().times
+
     def __repr__(self) -> str:
         return f"Stored({self.kind!r}, {self.hash!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Decoded, (self.kind, self.data, self.rate, self.hash)
+        return Decoded, (self.kind, self.data, self.rate, self.hash, self.times)
 
 
 def _medium_to_json(part: MediaPart, decode: Decode) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Mixing to mono (mean of the channels) and resampling (soxr, HQ) happen here, onc
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -18,7 +17,8 @@ from relax_core.interfaces import ComponentConfig, Modality
 from relax_core.media import describe
 from relax_core.types import Decoded, MediaKind
 from relax_modalities.decoder import AudioBackend, Decoder, Sound, check_names
-from relax_modalities.wav import refuse_truncated, wav_bytes
+from relax_modalities.forms import looks_like
+from relax_modalities.wav import wav_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,30 +33,28 @@ class Audio(Modality):
     class Config(ComponentConfig):
         backends: Annotated[
             tuple[str, ...], Field(min_length=1), AfterValidator(lambda names: check_names("audio", names))
-        ] = ("soundfile", "pyav", "librosa")
-        """Tried in this order. librosa is last: its first use in a process takes seconds."""
+        ] = ("soundfile", "pyav")
+        """Tried in this order. ``librosa`` can be added: it reads nothing more, and takes seconds at its first use."""
         rate: PositiveInt = 16_000
         """Samples per second after decoding: what the model's feature extractor expects."""
         max_seconds: Annotated[float, Field(gt=0)] = 1800.0
-        """A longer sound is an error."""
+        """A longer sound is an error, and so is one with more samples than 192,000 a second would be."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._decoder: Decoder[AudioBackend] = Decoder("audio", config.backends)
 
+    def recognizes(self, source: Path | bytes) -> bool:
+        return looks_like(source, self.kind)
+
     def decode(self, source: Path | bytes) -> Decoded:
         import numpy as np
 
-        sound = self._decoder.read(source, lambda backend: self._read(backend, source))
-        if not len(sound.samples_NC):
-            raise DataError(f"audio {describe(source)}: holds no samples")
-        if not np.isfinite(sound.samples_NC).all():
-            raise DataError(f"audio {describe(source)}: holds NaN or inf")
-        return Decoded("audio", _mono(sound, self.config.rate), float(self.config.rate))
-
-    def _read(self, backend: AudioBackend, source: Path | bytes) -> Sound:
-        refuse_truncated(source)
-        return backend.read(source, self.config.max_seconds)
+        sound = self._decoder.read(source, lambda backend: backend.read(source, self.config.max_seconds))
+        samples_N = _resampled(sound, self.config.rate)
+        if samples_N is not sound.mono_N and not np.isfinite(samples_N).all():
+            raise DataError(f"audio {describe(source)}: its values are too large to be resampled: scale it to [-1, 1]")
+        return Decoded("audio", samples_N, float(self.config.rate))
 
     def dump(self, decoded: Decoded) -> tuple[str, bytes]:
         rate = decoded.rate
@@ -74,14 +72,13 @@ class Audio(Modality):
         return Decoded("audio", samples, float(rate))
 
 
-def _mono(sound: Sound, rate: int) -> NDArray[np.float32]:
+def _resampled(sound: Sound, rate: int) -> NDArray[np.float32]:
     """Float32 (N,) at ``rate``: N is the exact length, rounded up."""
     import numpy as np
     import soxr
 
-    mono_N = np.ascontiguousarray(sound.samples_NC.mean(axis=1))
     if sound.rate == rate:
-        return mono_N
-    resampled_N: NDArray[np.float32] = soxr.resample(mono_N, sound.rate, rate)
-    length = math.ceil(len(mono_N) * rate / sound.rate)
+        return sound.mono_N
+    resampled_N: NDArray[np.float32] = soxr.resample(sound.mono_N, sound.rate, rate)
+    length = -(-len(sound.mono_N) * rate // sound.rate)
     return np.pad(resampled_N[:length], (0, max(0, length - len(resampled_N))))

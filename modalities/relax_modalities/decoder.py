@@ -3,23 +3,28 @@
 A backend's module imports its library at the top and is itself imported when a medium first needs it, so a missing
 library costs nothing until then and is an error only where no other backend can read the medium.
 
-Shape legend: N samples or frames, C channels, H height, W width.
+Shape legend: N samples or frames, H height, W width.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+
+from pydantic import Field
 
 from relax_core.errors import DataError, nearest
 from relax_core.media import describe
 from relax_core.types import MediaKind
+from relax_modalities.forms import advice, form_of
+from relax_modalities.truncation import refuse_truncated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,16 +35,22 @@ _log = logging.getLogger(__name__)
 Source = Path | bytes
 """A file, or its content."""
 
+Byte = Annotated[int, Field(ge=0, le=255)]
+
+Colour = tuple[int, int, int]
+"""Red, green and blue, 0 to 255."""
+
 BACKENDS: dict[MediaKind, dict[str, str]] = {
     "image": {"pillow": "relax_modalities.backends.pillow_image:PillowImage"},
     "audio": {
         "soundfile": "relax_modalities.backends.soundfile_audio:SoundfileAudio",
-        "librosa": "relax_modalities.backends.librosa_audio:LibrosaAudio",
         "pyav": "relax_modalities.backends.pyav_audio:PyavAudio",
+        "librosa": "relax_modalities.backends.librosa_audio:LibrosaAudio",
     },
     "video": {
-        "decord": "relax_modalities.backends.decord_video:DecordVideo",
         "pyav": "relax_modalities.backends.pyav_video:PyavVideo",
+        "pillow": "relax_modalities.backends.pillow_video:PillowVideo",
+        "decord": "relax_modalities.backends.decord_video:DecordVideo",
     },
 }
 """Backends by name. Any other class is named as ``package.module:Class``."""
@@ -52,10 +63,11 @@ PACKAGES = {"pillow": "pillow", "soundfile": "soundfile", "librosa": "librosa", 
 
 
 class Backend(ABC):
-    """Base of all backends; built without arguments.
+    """Base of all backends; built without arguments. Several threads use one at once.
 
     A backend raises DataError for a medium that it understands and that is broken or over a limit: no other backend
-    is tried then. Any other exception means "not mine", and the next one gets its turn.
+    is tried then. Any other exception means "not mine", and the next one gets its turn. It closes what it opens, and
+    holds memory in proportion to the limits that it is given, whatever a file claims about itself.
     """
 
     kind: ClassVar[MediaKind]
@@ -65,15 +77,15 @@ class ImageBackend(Backend):
     kind = "image"
 
     @abstractmethod
-    def read(self, source: Source, max_pixels: int, background: tuple[int, int, int]) -> NDArray[np.uint8]:
+    def read(self, source: Source, max_pixels: int, background: Colour) -> NDArray[np.uint8]:
         """RGB pixels (H, W, 3), upright, alpha composited on ``background``; the first frame of an animation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """``samples_NC``: float32, full scale is [-1, 1]. ``rate``: samples per second."""
+    """``mono_N``: float32, the mean of the channels, full scale is [-1, 1]. ``rate``: samples per second."""
 
-    samples_NC: NDArray[np.float32]
+    mono_N: NDArray[np.float32]
     rate: int
 
 
@@ -82,7 +94,7 @@ class AudioBackend(Backend):
 
     @abstractmethod
     def read(self, source: Source, max_seconds: float) -> Sound:
-        """The first audio stream at its own rate, all channels: mixing and resampling are the same for all backends."""
+        """The default audio stream at its own rate. ``relax_modalities.mixing.Mixer`` mixes blocks and keeps limits."""
 
 
 class Clip(ABC):
@@ -102,8 +114,8 @@ class VideoBackend(Backend):
     kind = "video"
 
     @abstractmethod
-    def open(self, source: Source) -> AbstractContextManager[Clip]:
-        """The first video stream."""
+    def open(self, source: Source, max_pixels: int, background: Colour) -> AbstractContextManager[Clip]:
+        """The default video stream. Larger frames are an error; alpha is composited on ``background``."""
 
 
 def too_long(kind: MediaKind, source: Source, seconds: float, limit: float) -> DataError:
@@ -115,6 +127,12 @@ def too_large(kind: MediaKind, source: Source, width: int, height: int, limit: i
     """The error for a medium over its limit of pixels."""
     where = f"{kind} {describe(source)}"
     return DataError(f"{where}: {width}x{height} pixels; max_pixels allows {limit}: scale it down")
+
+
+def broken(kind: MediaKind, source: Source, backend: str, reason: str | Exception) -> DataError:
+    """The error for a medium that a backend understands and cannot read."""
+    text = reason if isinstance(reason, str) else reason_of(reason, named=not isinstance(reason, ValueError))
+    return DataError(f"{kind} {describe(source)}: {backend}: {text}")
 
 
 # --- trying them in order ---------------------------------------------------------------------------------------------
@@ -133,9 +151,9 @@ class Decoder(Generic[B]):
 
     def read(self, source: Source, attempt: Callable[[B], T]) -> T:
         """The first result that a backend gives. Raises DataError: one line with the file, each backend, its reason."""
-        if isinstance(source, Path) and not source.is_file():
-            reason = "not a file" if source.exists() else "no such file"
-            raise DataError(f"{self.kind} {source}: {reason}: check the path")
+        self._refuse_nothing(source)
+        if self.kind != "image":  # Pillow notices by itself
+            refuse_truncated(source, self.kind)
         reasons = []
         for name in self.names:
             backend = self._load(name)
@@ -148,7 +166,15 @@ class Decoder(Generic[B]):
                 raise
             except Exception as error:
                 reasons.append(f"{name}: {reason_of(error)}")
-        raise DataError(f"{self.kind} {describe(source)}: no backend can read it ({'; '.join(reasons)})")
+        what = advice(form_of(source), self.kind)
+        raise DataError(f"{self.kind} {describe(source)}: no backend can read it{what} ({'; '.join(reasons)})")
+
+    def _refuse_nothing(self, source: Source) -> None:
+        if isinstance(source, Path) and not source.is_file():
+            reason = "not a file" if source.exists() else "no such file"
+            raise DataError(f"{self.kind} {source}: {reason}: check the path")
+        if not (len(source) if isinstance(source, bytes) else source.stat().st_size):
+            raise DataError(f"{self.kind} {describe(source)}: is empty: write or download it again")
 
     def _load(self, name: str) -> B | str:
         """The backend, or why it cannot be used: said once in the log, and in every error that it takes part in."""
@@ -175,7 +201,11 @@ def check_names(kind: MediaKind, names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def reason_of(error: Exception) -> str:
-    """An error's type and text on one line."""
+def reason_of(error: Exception, named: bool = True) -> str:
+    """An error's type (if ``named``) and text on one line, without what changes from call to call."""
     text: Any = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    text = re.sub(r"\[Errno -?\d+\] |<[\w.]+ object at 0x[0-9a-f]+>:?\s*|\[\d\d:\d\d:\d\d\] \S+:\d+: ", "", text)
+    text = text.strip()
+    if not text:
+        return type(error).__name__
+    return f"{type(error).__name__}: {text[:300]}" if named else text[:300]

@@ -11,9 +11,8 @@ from pydantic import AfterValidator, Field
 from relax_core.errors import DataError
 from relax_core.interfaces import ComponentConfig, Modality
 from relax_core.types import Decoded, MediaKind
-from relax_modalities.decoder import Decoder, ImageBackend, check_names
-
-Byte = Annotated[int, Field(ge=0, le=255)]
+from relax_modalities.decoder import Byte, Decoder, ImageBackend, check_names
+from relax_modalities.forms import looks_like
 
 
 class Image(Modality):
@@ -27,13 +26,16 @@ class Image(Modality):
         ] = ("pillow",)
         """Tried in this order."""
         max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 67_108_864
-        """An image with more is an error, before it is unpacked."""
+        """An image with more is an error, before it is unpacked. Its adapter scales it to what the model takes."""
         background: tuple[Byte, Byte, Byte] = (255, 255, 255)
         """Red, green and blue behind transparent pixels."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._decoder: Decoder[ImageBackend] = Decoder("image", config.backends)
+
+    def recognizes(self, source: Path | bytes) -> bool:
+        return looks_like(source, self.kind)
 
     def decode(self, source: Path | bytes) -> Decoded:
         config = self.config

@@ -10,6 +10,6 @@ from relax_core.interfaces import Component
 def relax_modalities() -> Mapping[str, Component]:
     return {
         "image": Component("relax_modalities.image:Image", summary="still images (Pillow)"),
-        "audio": Component("relax_modalities.audio:Audio", summary="sounds, mono 16 kHz (soundfile, PyAV, librosa)"),
-        "video": Component("relax_modalities.video:Video", summary="frames at a target rate (decord, PyAV)"),
+        "audio": Component("relax_modalities.audio:Audio", summary="sounds, mono 16 kHz (soundfile, PyAV)"),
+        "video": Component("relax_modalities.video:Video", summary="frames at a target rate (PyAV, Pillow)"),
     }

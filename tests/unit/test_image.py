@@ -138,6 +138,66 @@ def test_an_animation_gives_its_first_frame() -> None:
     assert found[0, 0, 0] > 150 > found[0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [
+        ("HSV", (0, 255, 255), (255, 0, 0)),
+        ("RGBX", (1, 2, 3, 0), (1, 2, 3)),
+        ("RGBa", (100, 0, 0, 128), (227, 127, 127)),  # the colour is multiplied by its alpha already
+        ("RGBa", (0, 0, 0, 0), (255, 255, 255)),
+        ("La", (0, 0), (255, 255, 255)),
+        ("La", (100, 255), (100, 100, 100)),
+        ("PA", (3, 0), (255, 255, 255)),
+        ("I;16L", 40000, (156, 156, 156)),
+        ("I;16B", 40000, (156, 156, 156)),
+        ("I", 65535, (255, 255, 255)),
+        ("F", 0.5, (128, 128, 128)),
+    ],
+)
+def test_modes_that_no_file_has(mode: str, colour: Any, expected: tuple[int, int, int]) -> None:
+    from relax_modalities.backends.pillow_image import pixels_of
+
+    found = pixels_of(of_mode(mode, colour), (255, 255, 255))
+    assert found.shape == (3, 4, 3) and found.dtype == np.uint8
+    assert np.abs(found.astype(int) - expected).max() <= 1, found[0, 0]
+
+
+def test_metadata_decides_nothing_but_the_orientation() -> None:
+    """Colour profiles and gamma are not applied, as the processors of models do not apply them."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add(b"gAMA", (100_000).to_bytes(4, "big"))
+    picture = of_mode("RGB", (100, 150, 200))
+    expected = decode(encoded(picture))
+    np.testing.assert_array_equal(decode(encoded(picture, pnginfo=info)), expected)
+    np.testing.assert_array_equal(decode(encoded(picture, icc_profile=b"no profile at all")), expected)
+
+
+def test_what_runs_other_programs_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow has Ghostscript draw an EPS file."""
+    ran = tmp_path / "ran"
+    script = tmp_path / "gs"
+    script.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(DataError, match="it is a PostScript file, convert it to PNG or JPEG"):
+        decode(encoded(of_mode("RGB", 0), "EPS"))
+    assert not ran.exists()
+
+
+def test_errors_say_the_same_each_time(tmp_path: Path) -> None:
+    """Texts of libraries hold addresses in memory."""
+    texts = set()
+    for _ in range(3):
+        with pytest.raises(DataError) as error:
+            decode(b"no image " * 100)
+        texts.add(str(error.value))
+    assert texts == {
+        "image 900 bytes: no backend can read it (pillow: UnidentifiedImageError: cannot identify image file)"
+    }
+
+
 def test_dump_restores_exactly() -> None:
     image = Image(Image.Config())
     decoded = Decoded("image", np.random.default_rng(1).integers(0, 256, (7, 13, 3), dtype=np.uint8))

@@ -7,13 +7,14 @@ import io
 import librosa
 import numpy as np
 
-from relax_modalities.decoder import AudioBackend, Sound, Source, too_long
+from relax_modalities.decoder import AudioBackend, Sound, Source
+from relax_modalities.mixing import Mixer
 
 
 class LibrosaAudio(AudioBackend):
     def read(self, source: Source, max_seconds: float) -> Sound:
-        samples, rate = librosa.load(io.BytesIO(source) if isinstance(source, bytes) else source, sr=None, mono=False)
-        samples_NC = np.atleast_2d(samples).T
-        if len(samples_NC) > max_seconds * rate:
-            raise too_long("audio", source, len(samples_NC) / rate, max_seconds)
-        return Sound(samples_NC.astype(np.float32, copy=False), int(rate))
+        content = io.BytesIO(source) if isinstance(source, bytes) else source
+        samples, rate = librosa.load(content, sr=None, mono=False, duration=max_seconds + 1)
+        mixer = Mixer(source, int(rate), max_seconds)
+        mixer.add(np.atleast_2d(samples).T.astype(np.float32, copy=False))
+        return mixer.sound()
