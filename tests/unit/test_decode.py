@@ -75,8 +75,47 @@ def test_a_video_with_sound_is_both(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_a_silent_video_is_one_medium(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, found = decode(capsys, write_video(tmp_path / "silent.mp4", stripes(24)))
-    assert code == 0 and [one["kind"] for one in found] == ["video"]
+    path = write_video(tmp_path / "silent.mp4", stripes(24))
+    code, both = decode(capsys, path)
+    assert code == 0 and [one["kind"] for one in both] == ["video"]
+    code, [found] = decode(capsys, path, "--kind", "audio")
+    assert code == 2 and "silent.mp4" in found["error"] and "no audio stream" in found["error"]
+
+
+def test_a_sound_is_no_video(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_sound(tmp_path / "two.mp3", tone(2.0, 44100, 2), 44100)
+    code, [found] = decode(capsys, path)
+    assert code == 0 and (found["kind"], found["duration"], found["tokens"]) == ("audio", 2.0, 26)
+    code, [found] = decode(capsys, path, "--kind", "video")
+    assert code == 2 and found["kind"] == "video" and found["shape"] is None and "two.mp3" in found["error"]
+
+
+def test_a_still_gif_is_an_image(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "still.gif"
+    Pillow.new("P", (64, 32)).save(path)
+    code, [found] = decode(capsys, path)
+    assert code == 0 and (found["kind"], found["shape"]) == ("image", [32, 64, 3])
+
+
+@pytest.mark.parametrize("kind", ["video", "audio"])
+def test_half_a_file_is_an_error_of_its_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+    whole = (
+        write_video(tmp_path / "clip.mp4", stripes(24))
+        if kind == "video"
+        else write_sound(tmp_path / "clip.wav", tone(1.0, 16000), 16000)
+    )
+    path = whole.with_stem("half")
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    code, [found] = decode(capsys, path)
+    assert code == 2 and found["kind"] == kind and found["shape"] is None and "truncated" in found["error"]
+
+
+def test_what_is_no_medium_is_said_to_be_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "page.jpg"
+    path.write_text("<!doctype html><html>404</html>")
+    code, [found] = decode(capsys, path)
+    assert code == 2 and found["kind"] is None
+    assert "neither image nor video nor audio" in found["error"] and "an HTML page, download it again" in found["error"]
 
 
 def test_sound_in_a_container_of_videos(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

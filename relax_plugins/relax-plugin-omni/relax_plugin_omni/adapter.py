@@ -185,7 +185,7 @@ class OmniAdapter(ModelAdapter):
         known = past.positions
         if known is None:
             known = self._positions(Segment(past.ids, past.media))
-        return int(known.max()) + 1
+        return int(known[:, -1].max()) + 1
 
     def _positions(self, segment: Segment) -> NDArray[np.int32]:
         """The segment's own positions (3, T), or those that a row of its ids and media has."""

@@ -62,7 +62,7 @@ def settings(config: OmniConfig, thinker: Qwen3OmniMoeThinkerConfig) -> Settings
             f"model.path: audio_config.n_window is {hearing.n_window}; transformers counts audio tokens for 50 only"
         )
     tiny = config.tiny is not None
-    return Settings(
+    found = Settings(
         patch=seeing.patch_size,
         merge=seeing.spatial_merge_size,
         temporal=seeing.temporal_patch_size,
@@ -79,6 +79,29 @@ def settings(config: OmniConfig, thinker: Qwen3OmniMoeThinkerConfig) -> Settings
         window=hearing.n_window,
         positions_per_second=thinker.position_id_per_seconds,
     )
+    _check_budgets(config, found)
+    return found
+
+
+def _check_budgets(config: OmniConfig, found: Settings) -> None:
+    """Raises ConfigError for budgets that no medium, or none of the given least size, can keep."""
+    token = found.factor**2
+    for name, pixels in (("image_pixels", config.image_pixels), ("video_pixels", config.video_pixels)):
+        if pixels and pixels[1] < token:
+            raise ConfigError(
+                f"model.{name}: found {list(pixels)}; one token is {found.factor} x {found.factor} pixels: the most "
+                f"must be {token} or more"
+            )
+    budgets = (
+        ("image", found.image_tokens, config.image_pixels),  # the least size of a checkpoint gives way
+        ("video", found.video_tokens, found.video_pixels),
+    )
+    for kind, tokens, bounds in budgets:
+        if tokens and bounds and bounds[0] > tokens * token:
+            raise ConfigError(
+                f"model.{kind}_tokens: found {tokens}, which is {tokens * token} pixels; model.{kind}_pixels asks for "
+                f"{bounds[0]} or more{' in each frame' if kind == 'video' else ''}: raise the one, or lower the other"
+            )
 
 
 def save_settings(settings: Settings, folder: Path) -> None:

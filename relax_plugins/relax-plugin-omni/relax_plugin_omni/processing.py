@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from transformers import WhisperFeatureExtractor
 
 from relax_core.errors import DataError
 from relax_core.types import Decoded
+from relax_plugin_omni.spectrogram import LogMel
 
 Features = dict[str, NDArray[Any]]
 T = TypeVar("T", bound=np.generic)
@@ -84,13 +84,7 @@ class Processor:
         self.settings = settings
         self.digest = hashlib.sha256(repr(asdict(settings)).encode()).hexdigest()[:8]
         """Names the settings in the keys of features."""
-        self._mel = WhisperFeatureExtractor(  # type: ignore[no-untyped-call]
-            feature_size=settings.mel_bins,
-            sampling_rate=settings.rate,
-            hop_length=settings.hop,
-            n_fft=settings.fft,
-            return_attention_mask=True,
-        )
+        self._mel = LogMel(settings.mel_bins, settings.rate, settings.hop, settings.fft)
         levels = (np.arange(256) * (1 / 255)).astype(np.float32)
         mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
         self._normalised = ((levels[:, None] - mean) / std).astype(np.float32)
@@ -125,7 +119,12 @@ class Processor:
         return Plan(seen + heard, (t, h, w), step, interleaved(t, seen // t, step, heard))
 
     def _size(self, medium: Decoded) -> tuple[int, int, int]:
-        """Frames (filled up to whole temporal patches), height and width after scaling."""
+        """Frames (filled up to whole temporal patches), height and width after scaling.
+
+        One token is ``factor**2`` pixels of one step in time (an image, ``temporal`` frames). A budget of tokens lowers
+        the most pixels to ``tokens // steps * factor**2``. The least pixels of an image give way to it; those of frames
+        stand. Raises DataError when the budget cannot be kept.
+        """
         s = self.settings
         still = medium.kind == "image"
         frames, height, width = (1, *medium.data.shape[:2]) if still else medium.data.shape[:3]
@@ -134,14 +133,16 @@ class Processor:
         tokens = s.image_tokens if still else s.video_tokens
         if tokens is not None:
             most = min(most, tokens // steps * s.factor**2)
-            least = min(least, most) if still else least
         size = fit(height, width, s.factor, least, max(least, most))
+        if tokens is not None and still and size[0] * size[1] > most:
+            size = within(height, width, s.factor, most)
         if tokens is not None and (found := steps * size[0] * size[1] // s.factor**2) > tokens:
-            what, advice = (
-                ("an image", "crop it") if still else (f"a video of {frames} frames", "lower fps or max_frames")
-            )
+            least_size = f"{found} tokens at its least size, {size[0]} x {size[1]} pixels"
             raise DataError(
-                f"{what} takes {found} tokens at the least size, {medium.kind}_tokens allows {tokens}: {advice}"
+                f"an image of {height} x {width} pixels takes {least_size}; image_tokens allows {tokens}: crop it"
+                if still
+                else f"a video of {frames} frames takes {least_size} each; video_tokens allows {tokens}: lower fps or "
+                "max_frames of the modality video, or the least of video_pixels"
             )
         return steps * s.temporal, *size
 
@@ -172,11 +173,7 @@ class Processor:
         if len(wave) <= self.settings.fft // 2:
             least = self.settings.fft // 2 / self.settings.rate
             raise DataError(f"audio of {len(wave) / self.settings.rate:.4f} s: too short; it must last over {least} s")
-        made = self._mel(
-            [wave], sampling_rate=self.settings.rate, padding="longest", truncation=False, return_tensors="np"
-        )
-        mel: NDArray[np.float32] = made["input_features"][0].astype(np.float32)
-        return mel
+        return self._mel(wave)
 
 
 def fit(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
@@ -190,13 +187,21 @@ def fit(height: int, width: int, factor: int, least: int, most: int) -> tuple[in
             f"a picture of {height} x {width} pixels: one side is more than {_MOST_ELONGATED} times the other; crop it"
         )
     tall, wide = round(height / factor) * factor, round(width / factor) * factor
-    scale = math.sqrt(height * width)
     if tall * wide > most:
-        shrink = scale / math.sqrt(most)
-        tall, wide = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
-    elif tall * wide < least:
-        grow = math.sqrt(least) / scale
+        return within(height, width, factor, most)
+    if tall * wide < least:
+        grow = math.sqrt(least / (height * width))
         tall, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return tall, wide
+
+
+def within(height: int, width: int, factor: int, most: int) -> tuple[int, int]:
+    """The largest size in proportion with an area of at most ``most``; more only where a side is shorter than a token.
+
+    The order of operations is that of the model's own processor, since a last bit can decide on a whole row of tokens.
+    """
+    shrink = math.sqrt(height * width / most)
+    tall, wide = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
     return tall, wide
 
 

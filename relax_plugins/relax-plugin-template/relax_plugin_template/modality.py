@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from relax_core.errors import DataError
@@ -17,13 +18,18 @@ class PortablePixmap(Modality):
     def decode(self, source: Path | bytes) -> Decoded:
         import numpy as np
 
-        content = source if isinstance(source, bytes) else source.read_bytes()
         name = "a picture given as bytes" if isinstance(source, bytes) else str(source)
-        fields = content.split(maxsplit=4)
-        if len(fields) < 5 or fields[0] != b"P6" or fields[3] != b"255":
+        try:
+            content = source if isinstance(source, bytes) else source.read_bytes()
+        except OSError as error:
+            raise DataError(f"{name}: {error.strerror}: check the path") from error
+        head = re.match(rb"P6\s+(\d+)\s+(\d+)\s+255\s", content)
+        if head is None:
             raise DataError(f"{name}: no binary PPM picture with 8 bits a channel: convert it, or use modality image")
-        width, height = int(fields[1]), int(fields[2])
-        pixels = content[len(content) - width * height * 3 :]
+        width, height = int(head[1]), int(head[2])
+        pixels = content[head.end() :]
+        if not len(pixels) == width * height * 3 > 0:
+            raise DataError(f"{name}: {len(pixels)} bytes of pixels for {width} x {height}: write it again")
         return Decoded("image", np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
 
     def dump(self, decoded: Decoded) -> tuple[str, bytes]:
