@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -12,8 +14,7 @@ from relax_core.errors import ConfigError, DataError
 from relax_core.testing.reward_plays import group_of, played, rewarded
 from relax_envs.rewards import code
 from relax_envs.rewards.code import Code, program_of
-from relax_envs.sandbox.canonical import canonical
-from relax_envs.sandbox.runner import SandboxError
+from relax_envs.sandbox.limits import SandboxError
 from relax_envs.sandbox.task_tests import Assertions, CallTest, StandardIO, read_tests
 
 pytestmark = [
@@ -54,7 +55,16 @@ def score(program: str, tests: Any, metadata: dict[str, Any] | None = None, **se
         ("print(1)", None),
         ("```python\nnever ends", None),
         ("<think>```python\nno\n```", None),
-        ("```bash\nls\n```", None),
+        ("```bash\nls\n```", "ls\n"),
+        ("```bash\nls\n```\n```\nx\n```", "x\n"),
+        ("```Python3.11\nx\n```", "x\n"),
+        ("```{.python}\nx\n```", "x\n"),
+        ("~~~python\nx\n~~~", "x\n"),
+        ("````python\n```\n````", "```\n"),
+        ("1. Code:\n\n   ```python\n   if x:\n       y\n\n   z\n   ```", "if x:\n    y\n\nz\n"),
+        ("- ```python\n  x\n  ```", "x\n"),
+        ("```python\r\nx\r\n```\r\n", "x\n"),
+        ("```python\nx\n```<|im_end|>", "x\n"),
         ("", None),
     ],
 )
@@ -84,6 +94,10 @@ def test_a_bare_reply_may_be_a_program() -> None:
         (CALLS.splitlines(), [CallTest] * 3),
         ({"test_list": CALLS.splitlines()}, [CallTest] * 3),
         ("assert 3 == add(1, 2)", [CallTest]),
+        ("assert add(1, 2) == sum([1, 2])", [CallTest]),
+        ([{"input": "1\n2", "output": "3", "testtype": "functional", "fn_name": "add"}], [CallTest]),
+        ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "import math"}, [Assertions]),
+        ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "", "test_imports": []}, [CallTest]),
         ("assert not add(0, 0)", [CallTest]),
         ("x = 1\nassert add(x, 2) == 3", [Assertions]),
         ("for i in range(3):\n    assert add(i, 1) == i + 1", [Assertions]),
@@ -120,6 +134,9 @@ def test_check_functions() -> None:
         "[1, 2",
         {"inputs": [1], "outputs": []},
         [{"input": "x"}],
+        [{"input": "x", "output": None}],
+        [{"input": "[1]", "output": "1", "testtype": "functional"}],
+        {"inputs": [[1]], "outputs": [1], "fn_name": "not a name"},
         [1, 2],
         "def check(c):\n assert c",
     ],
@@ -157,6 +174,20 @@ def test_tests_may_stand_in_the_metadata() -> None:
         ("def f(): return {2, 1}", "assert f() == {1, 2}", 1),
         ("def f(): return {'b': [1.0], 'a': None}", "assert f() == {'a': None, 'b': [1]}", 1),
         ("def f(): return True", "assert f() == 1", 1),
+        ("from collections import *\ndef f(): return Counter('aab')", "assert f() == {'a': 2, 'b': 1}", 1),
+        ("from collections import *\nf = namedtuple('P', 'x y')", "assert f(1, 2) == (1, 2)", 1),
+        ("def f(n): return 7 ** n", f"assert f(400) == {7**400}", 1),
+        ("def f(n): return 7 ** n + 1", f"assert f(400) == {7**400}", 0),
+        ("def f(): return 8", "assert f() == 2 ** 3", 1),
+        ("def f(): return 9", "assert f() == 2 ** 3", 0),
+        ("class P:\n    def __eq__(self, other): return type(other) is P\ndef f(): return P()", "assert f() == P()", 1),
+        ("def f(): return 1", "assert f() is True", 0),
+        ("def f(): return None", "assert f() is None", 1),
+        ("def f(): return {1: 2}", {"inputs": [[]], "outputs": [{"1": 2}], "fn_name": "f"}, 1),
+        ("def f(): return list(range(300000))", {"inputs": [[]], "outputs": [[*range(300000)]], "fn_name": "f"}, 1),
+        ("def f(): return list(range(300001))", {"inputs": [[]], "outputs": [[*range(300000)]], "fn_name": "f"}, 0),
+        ("print('x' * 3000000)", [{"input": "", "output": "x" * 3000000}], 1),
+        (f"{PLUS}\nif __name__ == '__main__':\n    print(add(int(input()), 1))", CALLS, 1),
         ("def f(): return 0.1 + 0.2", "assert f() == 0.3", 0),
         ("def f(): return 0.1 + 0.2", "assert abs(f() - 0.3) < 1e-9", 1),
         ("def f(): return [1]", "assert f()", 1),
@@ -183,12 +214,13 @@ def test_right_and_wrong(program: str, tests: Any, expected: int) -> None:
         ("import os; os.abort()", "killed"),
         ("syntax error", "failed"),
         ("import socket; socket.create_connection(('127.0.0.1', 9))", "failed"),
+        ("import os\nfor i in range(9999): open(str(i), 'w')\nimport time; time.sleep(9)", "flood"),
         ("print(4)", "wrong"),
     ],
 )
 def test_what_a_program_does_wrong_is_zero_and_named(program: str, how: str) -> None:
     trajectory = played(reply(program), answer=[{"input": "", "output": "3"}])
-    assert rewarded(Code, trajectory, seconds=1.0) == 0.0
+    assert rewarded(Code, trajectory, seconds=0.3) == 0.0
     assert trajectory.metrics == {"code/passed": 0.0, f"code/{how}": 1.0}
 
 
@@ -202,13 +234,47 @@ def test_a_part_of_the_tests_may_count() -> None:
 
 def test_time_for_all_tests_is_bounded() -> None:
     slow = [{"input": "", "output": "1"}] * 20
-    trajectory = played(reply("import time; time.sleep(0.5); print(1)"), answer=slow)
-    assert rewarded(Code, trajectory, partial=True, total_seconds=1.5) < 0.2
+    trajectory = played(reply("import time; time.sleep(0.2); print(1)"), answer=slow)
+    assert rewarded(Code, trajectory, partial=True, total_seconds=0.6) < 0.2
     assert rewarded(Code, trajectory, partial=True, total_seconds=30.0, most_tests=2) == 1.0
 
 
-def test_too_long_a_program_is_wrong() -> None:
-    assert score(GOOD + "\n#" + "x" * 200, ADD, longest=100) == 0.0
+def test_all_tests_hang_and_no_time_is_left_is_zero() -> None:
+    """The last test begins with next to no time: late, not an error that lets the play abstain."""
+    hangs = [{"input": "", "output": "1"}] * 4
+    trajectory = played(reply("while True: pass"), answer=hangs)
+    assert rewarded(Code, trajectory, partial=True, seconds=0.3, total_seconds=0.61) == 0.0
+    assert trajectory.metrics == {"code/passed": 0.0, "code/timeout": 1.0}
+
+
+@pytest.mark.parametrize(("text", "how"), [("no code", "missing"), (reply(GOOD + "\n#" + "x" * 200), "too_long")])
+def test_no_program_or_too_long_a_one_is_wrong(text: str, how: str) -> None:
+    trajectory = played(text, answer=ADD)
+    assert rewarded(Code, trajectory, longest=100) == 0.0
+    assert trajectory.metrics == {"code/passed": 0.0, f"code/{how}": 1.0}
+
+
+def test_calls_that_fail_are_named() -> None:
+    program = "def add(a, b):\n    if a == 1: raise ValueError\n    return [0] * 10**10"
+    trajectory = played(reply(program), answer=CALLS)
+    assert rewarded(Code, trajectory) == 0.0 and trajectory.metrics["code/failed"] == 1.0
+    trajectory = played(reply(program), answer=CALLS.splitlines()[1])
+    assert rewarded(Code, trajectory) == 0.0 and trajectory.metrics["code/memory"] == 1.0
+
+
+def test_nobody_waits_for_what_was_cancelled() -> None:
+    async def main() -> float:
+        graded = Code(Code.Config())
+        start = time.monotonic()
+        waiting = asyncio.ensure_future(graded(played(reply("import time; time.sleep(6)"), answer=ADD)))
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return time.monotonic() - start
+
+    assert asyncio.run(main()) < 3
 
 
 def test_failed_plays_abstain() -> None:
@@ -226,7 +292,7 @@ def test_a_sandbox_that_does_not_work_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 def test_a_system_without_guards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "guarantees", lambda: frozenset({"time", "memory"}))
-    with pytest.raises(ConfigError, match="cannot enforce network"):
+    with pytest.raises(ConfigError, match="cannot enforce files, network, processes"):
         Code(Code.Config())
     Code(Code.Config(allow_unsafe=True))
 
@@ -237,91 +303,4 @@ async def _group() -> Any:
 
 
 def test_a_group_is_scored_together() -> None:
-    import asyncio
-
     assert asyncio.run(_group()) == [1.0, 0.0, 1.0]
-
-
-# --- faking -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "class E:\n    def __eq__(self, other): return True\ndef add(a, b): return E()",
-        "class I(int):\n    def __eq__(self, other): return True\ndef add(a, b): return I(7)",
-        "class S(str):\n    def __eq__(self, o): return True\n    __repr__ = lambda s: '3'\nadd = lambda a, b: S()",
-        "import sys; sys.exit(0)",
-        "import os; os._exit(0)",
-        "import builtins\nbuiltins.repr = lambda v: '3'\nbuiltins.type = lambda v: int\ndef add(a, b): return 'x'",
-        "def add(a, b): return 0\nimport builtins\nbuiltins.eval = lambda *a: 3\nbuiltins.len = lambda v: 0",
-        "import os\nfor fd in range(3, 64):\n try: os.write(fd, b'\"3\"\\n' * 3)\n except OSError: pass\nos._exit(0)",
-        "import os\nprint(os.environ.get('RELAX_REPORT'))\ndef add(a, b): return open('harness.py').read()",
-        "import gc\nfor o in gc.get_objects():\n if type(o) is list and len(o) == 3: o.clear()\nadd = lambda a, b: 0",
-        "import atexit, os\natexit.register(lambda: os._exit(0))\ndef add(a, b): raise SystemExit(0)",
-    ],
-)
-def test_calls_cannot_be_faked_without_the_right_values(program: str) -> None:
-    tests = "assert add(1, 2) == 3\nassert add('a', 'b') == 'ab'\nassert add(20, 22) == 42"
-    assert score(program, tests, partial=True) < 0.5
-
-
-def test_right_values_never_enter_the_child() -> None:
-    spy = (
-        "import gc\nwanted = str(7130400 + 92)\ndef f():\n"
-        "    return sum(wanted in str(o)[:10**6] for o in gc.get_objects() if type(o) in (tuple, list))\n"
-    )
-    assert score(spy, "assert f() == 7130492") == 0.0
-    assert score(spy, "assert f() == 0") == 1.0
-
-
-@pytest.mark.parametrize("program", ["import sys; sys.exit(0)", "import os; os._exit(0)", "def add(a, b): return 0"])
-def test_plain_ways_around_assertions_fail(program: str) -> None:
-    assert score(program, "x = 2\nassert add(x, x) == 4") == 0.0
-
-
-# --- values -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (1, 1.0),
-        (True, 1),
-        ({1, 2}, {2, 1}),
-        ({"a": 1, "b": 2}, {"b": 2.0, "a": 1}),
-        ((), ()),
-        (-0.0, 0),
-        (1e20, 10**20),
-    ],
-)
-def test_equal_values_have_one_text(one: Any, other: Any) -> None:
-    assert one == other and canonical(one) == canonical(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (1, 2),
-        (1, "1"),
-        ([1], (1,)),
-        ({1}, [1]),
-        ("a", b"a"),
-        (None, False),
-        (1.5, 1),
-        ([[1], 2], [[1, 2]]),
-        ({}, set()),
-        ("a,b", ["a", "b"]),
-    ],
-)
-def test_different_values_have_different_texts(one: Any, other: Any) -> None:
-    assert one != other and canonical(one) != canonical(other)
-
-
-def test_odd_values_have_a_text_too() -> None:
-    deep: Any = []
-    for _ in range(1000):
-        deep = [deep]
-    assert "?too large" in canonical(deep)
-    assert canonical(float("nan")) == "nan" and canonical(float("inf")) == "inf" and canonical(10**400).startswith("?")
-    assert canonical(object()) == "?object" and len(canonical(list(range(10**6)))) < 3 * 10**6
