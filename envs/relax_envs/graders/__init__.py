@@ -1,0 +1,1 @@
+"""Graders in processes of their own: a pool with deadlines, and the worker that it starts."""
