@@ -11,14 +11,15 @@ import pytest
 import torch
 from PIL import Image as Pictures
 from pydantic import ValidationError
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from relax_core.errors import DataError
+from relax_core.errors import ConfigError, DataError
+from relax_core.interfaces import Segment
 from relax_core.testing.forwards import logits, segment
 from relax_core.testing.noise import film, picture, sound
 from relax_core.types import Decoded, Encoded, Image, Video, user
 from relax_plugin_omni.adapter import OmniAdapter
-from relax_plugin_omni.processing import Processor, Settings
+from relax_plugin_omni.processing import Processor, Settings, fit
 from relax_plugin_omni.testing import tiny_omni
 
 torch.set_num_threads(1)
@@ -36,6 +37,19 @@ def of(part: Image | Video) -> Decoded:
 
 def tokens(processor: Processor, medium: Decoded) -> int:
     return processor.plan(processor.features(medium)).tokens
+
+
+def test_sizes_are_the_processors_to_the_last_row_of_tokens() -> None:
+    """Also where a rounding of the last bit decides: 19 x 19 grown to 56 x 56 pixels or more, by tokens of 28."""
+    sides = [*range(1, 50), 56, 96, 100, 192, 224, 257, 333, 448, 640, 720, 1080, 1333, 1920]
+    for factor in (28, 32):
+        for least, most in ((56 * 56, 28 * 28 * 1280), (1024, 4096), (4096, 32 * 32 * 256), (131072, 786432)):
+            for height in sides:
+                for width in sides:
+                    if max(height, width) <= 200 * min(height, width):
+                        want = smart_resize(height, width, factor, least, most)
+                        assert fit(height, width, factor, least, most) == want, (height, width, factor, least, most)
+    assert fit(19, 19, 28, 56 * 56, 10**6) == (84, 84) and fit(25, 25, 28, 56 * 56, 10**6) == (56, 56)
 
 
 SIZES = [(448, 448), (1, 1), (16, 16), (27, 257), (1, 200), (100, 33), (767, 431), (1280, 720), (57, 1999)]
@@ -131,14 +145,23 @@ def test_images_stay_within_their_tokens(settings: Settings, budget: int) -> Non
     assert tokens(processor, of(picture(2000, 2000))) > budget // 2
 
 
-def test_the_least_size_gives_way_to_the_budget_of_an_image(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [((64, 64), (8, 8)), ((60, 70), (6, 8)), ((20, 30), (6, 8)), ((600, 400), (8, 6))],
+)
+def test_the_least_size_gives_way_to_the_budget_of_an_image(
+    settings: Settings, size: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    """Grown to the largest size in proportion that has at most 16 tokens, not beyond it."""
     processor = Processor(replace(settings, image_pixels=(512 * 512, 10**9), image_tokens=16))
-    assert tokens(processor, of(picture(64, 64))) <= 16
+    assert processor.features(of(picture(*size)))["grid"].tolist() == [1, *grid]
 
 
 def test_an_image_that_cannot_be_that_small_is_an_error(settings: Settings) -> None:
     processor = Processor(replace(settings, image_pixels=(32 * 32, 10**9), image_tokens=4))
-    with pytest.raises(DataError, match=r"an image takes \d+ tokens at the least size, image_tokens allows 4: crop it"):
+    with pytest.raises(
+        DataError, match=r"an image of 20 x 3000 pixels takes \d+ tokens .* image_tokens allows 4: crop it"
+    ):
         processor.features(of(picture(20, 3000)))
 
 
@@ -157,7 +180,9 @@ def test_a_video_of_too_many_frames_is_an_error_that_says_what_to_do(settings: S
     processor = Processor(replace(settings, video_pixels=(64 * 64, 10**6), video_tokens=30))
     assert tokens(processor, of(film(14, size=(64, 64)))) == 28
     with pytest.raises(
-        DataError, match=r"a video of 16 frames takes 32 tokens at the least size, video_tokens allows 30"
+        DataError,
+        match=r"a video of 16 frames takes 32 tokens at its least size, 64 x 64 pixels each; video_tokens allows 30: "
+        "lower fps or max_frames of the modality video",
     ):
         processor.features(of(film(16, size=(64, 64))))
 
@@ -171,8 +196,54 @@ def test_budgets_are_part_of_the_features_names_and_of_the_run_file() -> None:
         tiny_omni(image_tokens=0)
 
 
+@pytest.mark.parametrize(
+    ("budgets", "problem"),
+    [
+        ({"video_tokens": 3, "video_pixels": [4096, 4096]}, r"model\.video_tokens: found 3, .* 4096 or more in each"),
+        ({"image_tokens": 3, "image_pixels": [4096, 8192]}, r"model\.image_tokens: found 3, .* lower the other"),
+        ({"image_pixels": [1, 1000]}, r"model\.image_pixels: found .1, 1000.; one token is 32 x 32 pixels"),
+        ({"video_pixels": [1, 1000]}, r"model\.video_pixels: found .1, 1000.; one token is 32 x 32 pixels"),
+    ],
+)
+def test_budgets_that_nothing_can_keep_are_refused(budgets: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        tiny_omni(**budgets)
+
+
+# --- rows that were tampered with -------------------------------------------------------------------------------------
+
+
 def test_what_a_policy_may_not_sample() -> None:
     adapter: OmniAdapter = tiny_omni()
     word = adapter.tokenizer.get_vocab()
     for name in ("<|image_pad|>", "<|audio_pad|>", "<|video_pad|>", "<|vision_start|>", "<|audio_start|>"):
         assert word[name] in adapter.banned_token_ids
+
+
+@pytest.mark.parametrize("name", ["<|image_pad|>", "<|audio_pad|>", "<|video_pad|>"])
+def test_a_sampled_placeholder_is_an_error_of_its_row(name: str) -> None:
+    """An engine that does not keep the ban must not shift the features of what follows."""
+    adapter = tiny_omni()
+    row = adapter.encode([user("what colour ?", picture())])
+    ids = [*row.ids, adapter.tokenizer.get_vocab()[name]]
+    with pytest.raises(DataError, match=r"a row holds \d+ (image|audio|video) placeholders"):
+        adapter.forward_inputs([Segment(ids, row.media)], len(ids))
+
+
+def test_a_row_cut_through_a_medium_is_an_error() -> None:
+    adapter = tiny_omni()
+    row = adapter.encode([user("what colour", picture(), sound(), film(), "?")])
+    inside = {at for ref in row.media for at in range(ref.start + 1, ref.start + ref.length)}
+    for end in range(1, len(row.ids) + 1):
+        media = [ref for ref in row.media if ref.start < end]
+        cut = Segment(row.ids[:end], media)
+        if end in inside:
+            with pytest.raises(DataError, match="placeholders"):
+                adapter.forward_inputs([cut], end)
+        else:
+            adapter.forward_inputs([cut], end)
+    for ref in row.media:  # and from the left
+        start = ref.start + 1
+        rest = [replace(r, start=r.start - start) for r in row.media if r.start >= start]
+        with pytest.raises(DataError, match="placeholders"):
+            adapter.forward_inputs([Segment(row.ids[start:], rest)], len(row.ids))

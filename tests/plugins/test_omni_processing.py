@@ -5,12 +5,14 @@ Shape legend: F frames, H height, W width.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image as Pictures
+from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
 
@@ -80,6 +82,37 @@ def test_audio_tokens_are_those_of_the_model() -> None:
     theirs: Any = _get_feat_extract_output_lengths
     assert [audio_tokens(int(n), 50) for n in frames] == theirs(frames).tolist()
     assert [audio_tokens(n, 50) for n in (1, 8, 9, 50, 99, 100, 101, 200)] == [1, 1, 2, 7, 13, 13, 14, 26]
+
+
+@pytest.mark.parametrize("samples", [201, 1600, 8000, 16123, 160_000, 16000 * 40])
+def test_spectrograms_equal_transformers_extractor_bit_for_bit(adapter: OmniAdapter, samples: int) -> None:
+    """Also of more than 30 seconds, which are not cut."""
+    part = sound(samples)
+    assert isinstance(part.source, Decoded)
+    extractor: Any = WhisperFeatureExtractor(feature_size=128)  # type: ignore[no-untyped-call]
+    theirs = extractor(part.source.data, sampling_rate=16000, padding="longest", truncation=False, return_tensors="np")[
+        "input_features"
+    ][0]
+    ours = adapter.processor.features(part.source)["mel"]
+    assert ours.dtype == np.float32 and ours.shape == (128, samples // 160)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_silence_is_read_as_such(adapter: OmniAdapter) -> None:
+    """The logarithm of the floor, ten to the minus ten: (-10 + 4) / 4."""
+    mel = adapter.processor.features(Decoded("audio", np.zeros(16000, np.float32), 16000.0))["mel"]
+    assert mel.shape == (128, 100) and (mel == -1.5).all()
+
+
+def test_threads_make_the_same_features(adapter: OmniAdapter) -> None:
+    media = [p.source for i in range(4) for p in (picture(90, 70, i), sound(9000, seed=i), film(5, seed=i))]
+    decoded = [medium for medium in media if isinstance(medium, Decoded)]
+    alone = [adapter.processor.features(medium) for medium in decoded]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for one, other in zip(alone, pool.map(adapter.processor.features, decoded), strict=True):
+                assert one.keys() == other.keys()
+                assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_audio_is_resampled_to_the_models_rate(adapter: OmniAdapter) -> None:
