@@ -195,11 +195,11 @@ def _joined(past: NDArray[np.int32] | None, new: NDArray[np.int32] | None) -> ND
 
 
 def _advanced(positions: NDArray[np.int32] | None, n: int) -> NDArray[np.int32] | None:
-    """Sampled tokens are text: one step on all three axes, from the largest position so far."""
+    """Sampled tokens are text: one step on all three axes, from the last token's position on."""
     import numpy as np
 
     if positions is None:
         return None
-    start = int(positions.max()) + 1
+    start = int(positions[:, -1].max()) + 1
     steps = np.arange(start, start + n, dtype=np.int32)
     return np.concatenate([positions, np.broadcast_to(steps, (3, n))], axis=1)

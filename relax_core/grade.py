@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from relax_core.plugins import Stack
 
 DISAGREE, BAD_ROWS = 3, 2
-"""Exit codes: all rows could be graded, but some came out otherwise than they should; some rows are unusable."""
+"""Exit codes: all rows could be graded, but some came out otherwise than they should; some rows are unusable, or their
+grader failed and nothing says that it should."""
 
 AT_ONCE = 16
 """Rows that are graded at the same time."""
@@ -103,7 +104,7 @@ def main(path: Path, *, as_json: bool = False, plugins: Sequence[str] = (), run:
     graders = _graders(plugins, run)
     found = asyncio.run(grade(rows, graders))
     print(grade_report.to_json(path, found) if as_json else grade_report.to_text(path, found))
-    if any(isinstance(one, BadRow) for one in found):
+    if any(isinstance(one, BadRow) or (one.error is not None and not one.row.judged) for one in found):
         return BAD_ROWS
     return DISAGREE if any(isinstance(one, Graded) and one.agrees is False for one in found) else 0
 

@@ -45,7 +45,7 @@ def full_logprobs(
 
     new, positions = len(ids), prompt.positions
     if positions is not None:
-        after = np.arange(new, dtype=np.int32) + positions.max() + 1
+        after = np.arange(new, dtype=np.int32) + positions[:, -1].max() + 1
         positions = np.concatenate([positions, np.broadcast_to(after, (3, new))], axis=1).astype(np.int32)
     row = Segment([*prompt.ids, *ids], prompt.media, positions)
     with torch.no_grad():

@@ -34,7 +34,7 @@ class Prompt:
         positions = encoded.positions
         media = tuple((m.kind, m.key, m.start, m.length) for m in encoded.media)
         key = (np.asarray(encoded.ids, np.int64).tobytes(), media, None if positions is None else positions.tobytes())
-        after = len(encoded.ids) if positions is None else int(positions.max()) + 1
+        after = len(encoded.ids) if positions is None else int(positions[:, -1].max()) + 1
         return cls(key, Segment(encoded.ids, encoded.media, positions), after)
 
 

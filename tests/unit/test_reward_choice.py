@@ -171,6 +171,129 @@ def test_alternatives_state_nothing(reply: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "hedge",
+    [
+        "Either A or B",
+        "either A or B, hard to say",
+        "I think A or B",
+        "I'd say A or B",
+        "Maybe A or B",
+        "Probably A or B",
+        "A or B probably",
+        "A or B, I think",
+        "Could be A or B",
+        "Not sure: A or B",
+        "Between A and B",
+        "I'm torn between A and B",
+        "A and/or B",
+        "Any of A, B",
+        "Either **A** or **B**",
+        "Either (A) or (B)",
+        "Either option A or option B",
+        "Either A. London or B. Paris",
+        "Either A or B is fine",
+        "The answer is A and/or B",
+        "The answer is one of A, B",
+        "A or maybe B",
+        "A, maybe B",
+        "A vs B",
+        "A (or B)",
+        "A? Or B?",
+        "A or\nB",
+        "A\nor B",
+        "A\nor\nB",
+        "I think Paris or B",
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "{}.", "<answer>{}</answer>", "\\boxed{{\\text{{{}}}}}"])
+def test_words_around_alternatives_state_none_of_them(hedge: str, around: str) -> None:
+    reply = around.format(hedge)
+    assert stated(reply) == ""
+    assert [rewarded(Choice, played(reply, answer=gold)) for gold in ("A", "B", "AB")] == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        ("Both A and B", "AB"),
+        ("<answer>Both A and B</answer>", "AB"),
+        ("\\boxed{\\text{Both A and B}}", "AB"),
+        ("both C and D", "CD"),
+        ("I think both C and D fit", "CD"),
+        ("A/B probably", "AB"),
+        ("A & B maybe", "AB"),
+        ("A, B, hard to say", "AB"),
+        ("A as well as B", "AB"),
+    ],
+)
+def test_words_around_joined_choices_state_all_of_them(reply: str, right: str) -> None:
+    assert stated(reply) == right
+    assert [rewarded(Choice, played(reply, answer=gold)) for gold in (right[0], right[1], right)] == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        ("B? No, A.", "A"),
+        ("B? No. A.", "A"),
+        ("B... no, A", "A"),
+        ("B, wait, A", "A"),
+        ("B. Actually, A", "A"),
+        ("The answer is B. No, A.", "A"),
+        ("A? No.", ""),
+        ("B. No doubt.", "B"),
+        ("Between A and B, I'd say B", "B"),
+    ],
+)
+def test_a_choice_may_be_taken_back(reply: str, right: str) -> None:
+    assert stated(reply) == right
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [("A dog is in B", "B"), ("B, I think", "B"), ("I think B, I guess", "B"), ("Unlike A, B is it", "B")],
+)
+def test_articles_and_pronouns_beside_a_choice(reply: str, right: str) -> None:
+    assert stated(reply) == right
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        ("It is Paris.", "B"),
+        ("Paris is correct", "B"),
+        ("Paris is the answer", "B"),
+        ("My choice is Paris", "B"),
+        ("The capital of France is Paris.", "B"),
+        ("Rome is old. I say **Paris**.", "B"),
+        ("Paris, not Rome", "B"),
+        ("Not Rome but Paris", "B"),
+        ("It's not Rome, it's Paris", "B"),
+        ("Paris rather than Rome", "B"),
+        ("I'm not sure, Paris", "B"),
+        ("I think A, Paris", "A"),
+        ("It is St. Petersburg.", "D"),
+        ("It lies in New York today", "E"),
+        ("It lies in York today", "F"),
+        ("I say Paris. Rome is old", "A"),
+        ("Paris or Rome", ""),
+        ("It is Paris and Rome", ""),
+        ("Either Paris or A", ""),
+        ("It is not Paris", ""),
+        ("I don't think it is Paris.", ""),
+        ("It can't be Paris", ""),
+        ("Paris is wrong", ""),
+        ("Paris isn't it", ""),
+        ("A Parisian said so", ""),
+        ("The capital is Lima", ""),
+    ],
+)
+def test_the_text_of_a_choice_within_the_last_sentence(reply: str, right: str) -> None:
+    texts = ("Rome", "Paris", "Berlin", "St. Petersburg", "New York", "York")
+    assert stated(reply, texts, "ABCDEF") == right
+
+
+@pytest.mark.parametrize(
     ("reply", "right"),
     [
         ("A and C", "AC"),
@@ -227,7 +350,7 @@ def test_several_choices_are_all_stated(reply: str, right: str) -> None:
         ("B. London", ""),
         ("London or Paris", ""),
         ("The answer is not Paris", ""),
-        ("The capital of France is Paris", ""),
+        ("The capital of France is Paris", "B"),
         ("Madrid", ""),
         ("E", "E"),
     ],
@@ -238,7 +361,7 @@ def test_texts_of_the_choices(reply: str, right: str) -> None:
 
 @pytest.mark.parametrize(
     ("reply", "right"),
-    [("a dog", "A"), ("A dog", "A"), ("The answer is a dog", "A"), ("I think a dog", ""), ("a", "A"), ("a cat", "B")],
+    [("a dog", "A"), ("A dog", "A"), ("The answer is a dog", "A"), ("I think a dog", "A"), ("a", "A"), ("a cat", "B")],
 )
 def test_a_text_may_begin_with_an_article(reply: str, right: str) -> None:
     assert stated(reply, ("a dog", "a cat", "a cow"), "ABC") == right
@@ -381,9 +504,15 @@ def test_it_abstains_without_an_answer_and_for_failed_plays() -> None:
         "\\boxed{A} ",
         "\\text{",
         "\n",
+        "Either A or ",
+        "B? No, ",
+        "or\n",
+        "Paris. ",
+        "not ",
     ],
 )
 def test_a_hundred_thousand_characters_are_read_at_once(piece: str) -> None:
     started = time.process_time()
-    stated(piece * (100_000 // len(piece)) + "\nThe answer is B")
+    for end in ("\nThe answer is B", ""):
+        stated(piece * (100_000 // len(piece)) + end, tuple(CITIES), "ABCD")
     assert time.process_time() - started < 2

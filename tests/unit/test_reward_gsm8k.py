@@ -151,3 +151,32 @@ def test_an_answer_without_a_number_is_an_error_of_the_row(answer: Any) -> None:
 def test_it_abstains_without_an_answer_and_for_failed_plays() -> None:
     assert rewarded(Gsm8k, played("#### 42")) is None
     assert rewarded(Gsm8k, played("#### 42", answer="42", failed=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "right"),
+    [
+        ("1 000", 1000),
+        ("1\u00a0000", 1000),
+        ("1\u2009000", 1000),
+        ("1\u202f000", 1000),
+        ("$12 345 678", 12345678),
+        ("-1 000", -1000),
+        ("1 000.50", "1000.5"),
+        ("1 00", 1),
+        ("1234 567", 1234),
+        ("12 345 6", 12),
+        ("3 1/2", "3.5"),
+    ],
+)
+def test_spaces_group_by_three_digits(number: str, right: object) -> None:
+    for reply in (f"#### {number}", f"#### {number}\n", f"#### {number} apples"):
+        assert rewarded(Gsm8k, played(reply, answer=right)) == 1.0
+        assert rewarded(Gsm8k, played(reply, answer=7)) == 0.0
+
+
+def test_a_gold_may_group_by_spaces_and_two_numbers_of_a_sentence_stay_two() -> None:
+    assert rewarded(Gsm8k, played("#### 1000", answer="1 000")) == 1.0
+    assert rewarded(Gsm8k, played("#### 1000", answer="so\n#### 1 000")) == 1.0
+    assert rewarded(Gsm8k, played("of 3 100", answer=100), strict=False) == 1.0
+    assert rewarded(Gsm8k, played("so .5", answer=0.5), strict=False) == 1.0

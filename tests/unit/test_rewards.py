@@ -195,3 +195,23 @@ def test_the_last_turn_counts() -> None:
 def test_settings_that_cannot_work(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Format.Config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("<r>why</r><s>red</s>", 1.0),
+        ("<r>why</r>\n<s>red</s>\n", 1.0),
+        ("<r>why</r><s>red</s></s>", 1.0),
+        ("<r>why</r><s>red</s><|im_end|>", 1.0),
+        ("<r>why</r><s>red</s></s><|im_end|>", 1.0),
+        ("<r>why</r><s>red", 0.0),
+        ("<r>why</r><s></s>", 0.0),
+        ("<r>why</r></s>", 0.0),
+        ("<r>why</r><s>red</s> and", 0.0),
+    ],
+)
+def test_a_tag_that_is_asked_for_is_no_special_token(reply: str, reward: float) -> None:
+    assert rewarded(Format, played(reply), tags=("r", "s")) == reward
+    if "</s></s>" not in reply and "<s></s>" not in reply:
+        assert rewarded(Format, played(reply), pattern=r"<r>[^<]+</r>\s*<s>[^<]+</s>") == reward

@@ -169,6 +169,9 @@ def _words(value: Value) -> str | None:
 
 
 def _sets(gold: Value, answer: Value, policy: Policy) -> bool:
+    names = [{name.casefold() for name in realsets.variables(value)} for value in (gold, answer)]
+    if all(names) and names[0] != names[1]:
+        return False  # "x < 3" and "y < 3"
     try:
         a, b = realsets.real_set(gold), realsets.real_set(answer)
     except Undefined:

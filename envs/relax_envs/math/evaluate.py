@@ -26,6 +26,10 @@ MOST_GAMMA = 200
 """Digits to which a factorial of what is no whole number is evaluated."""
 
 
+_NOISE = 12
+"""Bits at the end of a value that rounding may have made."""
+
+
 @lru_cache(maxsize=1)
 def context() -> Any:
     """This process's context of mpmath: making one takes a millisecond. Only for one thread."""
@@ -261,6 +265,9 @@ class Evaluator:
         if "sinh" in name or "cosh" in name:
             self.exp(x)  # refuses what is too large
         value = getattr(self.mp, name)(self.inexact(x))
+        noise = _NOISE + max(0, int(self.mp.mag(self.inexact(x)))) - self.mp.prec
+        if name in ("sin", "cos", "tan") and self.mp.mag(value) < noise:
+            return Fraction(0)  # what is left of a zero, such as the cosine of 90 degrees
         if name in ("tan", "cot", "sec", "csc") and self.mp.mag(value) > self.mp.prec // 2:
             raise Undefined(f"{name} has no value there")
         return value

@@ -162,11 +162,11 @@ class Expressions:
         c = self.peek()
         if not c or not (is_node(before) or isinstance(before, Matrix)):
             return False
-        if _is_letter(c):
+        if names.is_letter(c):
             word = self.name()
             scale = word in ("C", "F") and isinstance(before, Apply) and before.name == "degree"
             return word not in JOINING and not scale and not self.at_unit(before)
-        if _is_digit(c):
+        if names.is_digit(c):
             return self.s[: self.i].rstrip().endswith("!")
         if c == "\\":
             name = self.command()
@@ -219,9 +219,9 @@ class Expressions:
 
     def atom(self) -> Value:
         c = self.peek()
-        if _is_digit(c) or c == ".":
+        if names.is_digit(c) or c == ".":
             return self.numeral()
-        if _is_letter(c):
+        if names.is_letter(c):
             return names.word(self)
         if c == "{":
             return self.group()
@@ -233,6 +233,7 @@ class Expressions:
         return self.bracket()
 
     def bracket(self) -> Value:
+        """A bracket with all that may stand in it: the grammar of whole answers."""
         raise NotImplementedError
 
     def numeral(self) -> Value:
@@ -281,10 +282,10 @@ class Expressions:
         """The argument of a command: in braces, or one digit, one letter or one command."""
         self.inner += 1
         c = self.peek()
-        if _is_digit(c):
+        if names.is_digit(c):
             self.i += 1
             value: Value = Num(Fraction(int(c)))
-        elif _is_letter(c):
+        elif names.is_letter(c):
             self.i += 1
             value = names.letter(self, c)
         else:
@@ -332,14 +333,6 @@ class Expressions:
             return Many("set", ())
         self.i -= 1 + len(name)
         return self.bracket()
-
-
-def _is_letter(c: str) -> bool:
-    return c.isascii() and c.isalpha()
-
-
-def _is_digit(c: str) -> bool:
-    return c.isascii() and c.isdigit()
 
 
 def _proper(fraction: Node) -> bool:

@@ -27,6 +27,7 @@ _CLAUSE = re.compile(
     r"therefore|after|from|with)\b)|\s[(](?=[A-Za-z]{2})"
 )
 _MATHEMATICAL = re.compile(r"(?:[^A-Za-z\\]|\\[A-Za-z]+|\\.|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|pi|sqrt)+")
+_PROGRAM = re.compile(r"__\w+__|\b(?:import|lambda|eval|exec|getattr)\b|\bos\.\w")
 _MOST_BOXES = 50
 _SCANNED = 2000
 """Characters after a phrase, and of a reply without any formula, that are looked at."""
@@ -173,6 +174,8 @@ def _anywhere(text: str) -> Answer | None:
     lines = text[-_SCANNED:].splitlines()
     last = lines[-1].strip()
     spellings = [(text, len(text.split()) <= 3)]
+    if _PROGRAM.search(text):  # a number inside of a program is no answer
+        return Answer(tuple(spellings))
     if found := formulas(text):
         return Answer((*spellings, (found[-1], False)))
     if last != text:

@@ -106,3 +106,12 @@ def decorated(r: Expressions, name: str) -> Node:
         raise Foreign(f"\\{name}")
     r.i = found.end()
     return indexed(r, f"{name} {found[1] or found[2]}")
+
+
+def is_letter(c: str) -> bool:
+    """Whether it is one of ASCII: others were respelled, or are no mathematics."""
+    return c.isascii() and c.isalpha()
+
+
+def is_digit(c: str) -> bool:
+    return c.isascii() and c.isdigit()

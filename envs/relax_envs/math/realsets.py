@@ -76,7 +76,7 @@ def _many(value: Many) -> RealSet | None:
         return _union([Interval(x, False, x, True) for x in points])
     if value.kind in ("or", "and", "list"):
         parts = [real_set(item) for item in value.items]
-        if any(part is None for part in parts) or len({_variable(item) for item in value.items}) != 1:
+        if any(part is None for part in parts) or len({variables(item) for item in value.items}) != 1:
             return None
         sets: list[RealSet] = parts  # type: ignore[assignment]
         either = _union([interval for part in sets for interval in part])
@@ -87,7 +87,12 @@ def _many(value: Many) -> RealSet | None:
     return None
 
 
-def _variable(value: Value) -> frozenset[str]:
+def variables(value: Value) -> frozenset[str]:
+    """The names that inequalities speak of."""
+    if isinstance(value, Many):
+        return frozenset().union(*(variables(item) for item in value.items))
+    if isinstance(value, Joined):
+        return variables(value.left) | variables(value.right)
     if isinstance(value, Relation):
         return frozenset().union(*(symbols(side) for side in value.sides if is_node(side)))  # type: ignore[arg-type]
     return frozenset()
@@ -105,7 +110,7 @@ def _relation(value: Relation) -> RealSet | None:
         if part is None:
             return None
         found = _intersection(found, part)
-    return found if len(_variable(value)) == 1 else None
+    return found if len(variables(value)) == 1 else None
 
 
 def _comparison(left: Node, sign: str, right: Node) -> RealSet | None:

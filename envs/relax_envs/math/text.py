@@ -90,6 +90,9 @@ _COMMAND = re.compile(r"\\(?:([A-Za-z]+)\*?|(\\)(?=[A-Za-z]{2})|(.))", re.DOTALL
 _TEXT_GROUP = re.compile(rf"\\({'|'.join(sorted(_TEXTS, key=len, reverse=True))})\*?\s*\{{([^{{}}]*)\}}")
 _SHAPE = re.compile(r"\\(?:hspace|vspace|mspace)\*?\s*\{[^{}]*\}|\\(?:left|right)\s*\.")
 _TEXT_IN_TEXT = re.compile(r"\\text\{\s*\\text\{([^{}]*)\}\s*\}")
+_COLOUR = re.compile(r"\\(?:textcolor|color)\s*\{[^{}]*\}")
+_TIMES = re.compile(r"(?<=\d)\s?[xX×]\s?(?=10\s?(?:\^|\*\*))")
+_OVER = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
 _FRAMES = ("**", "__", "`", "*", '"', "'")
 _NESTS = re.compile(r"\\.|[{}()\[\]]", re.DOTALL)
 
@@ -102,7 +105,8 @@ def plain(text: str, policy: Policy) -> str:
     """
     bounded(text, policy)
     text = characters(text)
-    text = _SHAPE.sub(" ", text)
+    text = _TIMES.sub(r"\\times ", _COLOUR.sub(" ", _SHAPE.sub(" ", text)))
+    text = _fractions(text)
     text = _COMMAND.sub(_double, text) if r"\begin" not in text else text
     for _ in range(4):  # text in text
         inner = _TEXT_IN_TEXT.sub(r"\\text{\1}", _TEXT_GROUP.sub(_words, text))
@@ -111,6 +115,17 @@ def plain(text: str, policy: Policy) -> str:
         text = inner
     text = _COMMAND.sub(_command, text).replace("~", " ")
     return _without_frame(" ".join(text.split()))
+
+
+def _fractions(text: str) -> str:
+    """``{1 \\over 2}`` and ``1 \\over 2`` as ``\\frac{1}{2}``."""
+    for _ in range(8):
+        changed = _OVER.sub(r"\\frac{\1}{\2}", text)
+        if changed == text:
+            break
+        text = changed
+    left, over, right = text.partition(r"\over ")
+    return rf"\frac{{{left}}}{{{right}}}" if over and r"\over" not in right and "{" not in left + right else text
 
 
 def bounded(text: str, policy: Policy) -> None:

@@ -31,12 +31,15 @@ class Choice(Reward):
     - a line of its own: "B", "(B)", "B.", "B)", "B. Paris", "Option B", "B, because ..."; several such lines with texts
       list the choices, and state none of them;
     - the text of exactly one choice, alone in a line or behind "the answer is", where the texts are known;
-    - else the one choice that the last line mentions: "I think it is (B)".
+    - else the one choice that the last line mentions, or those that it joins: "I think it is (B)", "Both A and C";
+    - else, where that line mentions no letter, the one choice whose text stands as whole words in its last sentence and
+      is not denied: "The capital of France is Paris.", "Paris, not Rome".
 
     A letter before a word ("a dog", "A dog", "I think") is an article or a pronoun. What is denied is not stated ("not
-    A", "B is wrong", "排除B"). "A or B" states nothing; "A and B", "A, B", "AB" and ``\\boxed{A} and \\boxed{B}`` state
-    two, which is wrong unless the answer is both. "B. London", where London is the text of another choice, states
-    nothing. A letter beyond the choices is wrong.
+    A", "B is wrong", "排除B"), and what is taken back neither ("B? No, A"). "A or B" states nothing, whatever stands
+    around it ("Either A or B, hard to say", "between A and B", "any of A, B"). "A and B", "A, B", "AB" and
+    ``\\boxed{A} and \\boxed{B}`` state two, which is wrong unless the answer is both. "B. London", where London is the
+    text of another choice, states nothing. A letter beyond the choices is wrong.
 
     **The answer** is a letter ("B", "(B)", "B. Paris"), the text of a choice, its place as a number (with
     ``index_base``), or several of these: ["A", "C"], "A, C" or "AC", of which the reply must name all, in any order,

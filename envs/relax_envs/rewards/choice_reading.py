@@ -6,40 +6,44 @@ All patterns have bounded gaps: reading takes time linear in the text.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+from relax_envs.rewards.choice_texts import NOTHING, ChoiceTexts, Stated, clean
 from relax_envs.rewards.choice_words import (
     AND,
     CLAUSE,
     DELIMITER,
     ENDED,
     ENDS,
+    HEDGED,
     LATIN,
     LEADS,
+    MAYBE,
     NAMED,
     NEGATED,
     NO_LETTER,
-    NOISE,
     OR,
     PRAISED,
+    PRONOUN,
+    RETRACTED,
+    SPLIT,
     STRONG,
     WEAK,
-    WIDE,
-    WRAPPER,
     WRONG,
     WRONG_ANSWER,
 )
 from relax_envs.rewards.reply import boxed_spans, tagged_spans
 
-Stated = frozenset[str]
-"""The labels that a text names as its answer; empty: none, or none that is clear, as in "A or B"."""
-
-NOTHING: Stated = frozenset()
-
 LOOKED_AT = 10_000
 """Characters at each end of a reply that are read; what lies between in a longer one is not."""
+
+
+_ALTERNATIVE = re.compile(rf"(?:\bor(?:\s{MAYBE})?|[,.?;]\s?{MAYBE}|或者?|还是)\s?$", re.IGNORECASE)
+
+
+__all__ = ["LOOKED_AT", "NOTHING", "ChoiceReader", "Stated"]
 
 
 class _Items(NamedTuple):
@@ -79,11 +83,9 @@ class ChoiceReader:
         self._run = None if self.digits else re.compile(rf"{letters}(?: ?{letters}){{1,25}}")
         self._joined = None if self.digits else re.compile(rf"[(\[]?({letters}{{2,26}}){NO_LETTER}")
         self._strong, self._weak = (re.compile(where + here, re.IGNORECASE) for where in (STRONG, WEAK))
+        self._retracted = re.compile(RETRACTED + here, re.IGNORECASE)
         self._strong_text = re.compile(STRONG, re.IGNORECASE)
-        self._texts: dict[str, set[str]] = {}
-        for label, text in zip(labels, texts, strict=False):
-            if plain := _plain(text):
-                self._texts.setdefault(plain, set()).add(label)
+        self._texts = ChoiceTexts(labels, texts)
 
     def read(self, text: str) -> Stated:
         """What a reply without its reasoning states last."""
@@ -93,12 +95,12 @@ class ChoiceReader:
         for spans in (tagged_spans(text, "answer"), boxes):
             if spans:
                 return self._united(text, spans)
-        return self._stated(_clean(text).strip())
+        return self._stated(clean(text).strip())
 
     def whole(self, text: str) -> Stated:
         """The labels of a text that is nothing but choices: a gold."""
         spans = boxed_spans(text)
-        found = self._line(_clean(text[slice(*spans[-1])] if spans else text))
+        found = self._line(clean(text[slice(*spans[-1])] if spans else text))
         return found.stated if found else NOTHING
 
     def _united(self, text: str, spans: Sequence[tuple[int, int]]) -> Stated:
@@ -118,11 +120,24 @@ class ChoiceReader:
     # --- statements -----------------------------------------------------------------------------------------------
 
     def _stated(self, text: str) -> Stated:
+        text = self._without_retracted(SPLIT.sub(" ", text))
         found = [*self._behind(text, self._strong), *self._behind(text, self._weak), *self._praised(text)]
         found += [*self._lines(text), *self._texts_behind(text)]
         if found:
             return max(found, key=lambda candidate: candidate[0])[1]
-        return self._mentioned(text.rpartition("\n")[2])
+        line = text.rpartition("\n")[2]
+        mentioned = self._mentioned(line)
+        return self._texts.within(line) if mentioned is None else mentioned
+
+    def _without_retracted(self, text: str) -> str:
+        """The text from the last choice on that replaces another: "A" of "B? No, A"."""
+        start, place = 0, 0
+        while found := self._retracted.search(text, place):
+            place = found.start() + 1
+            items = self._items(text, found.end())
+            if items is not None and (ENDED.match(text, items.end) or PRAISED.match(text, items.end)):
+                start = found.end()
+        return text[start:]
 
     def _behind(self, text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, Stated]]:
         """Where and what is stated behind "the answer is" or, weaker, "so"."""
@@ -142,7 +157,7 @@ class ChoiceReader:
         """ "The answer is Paris."."""
         for found in self._strong_text.finditer(text) if self._texts else ():
             line = _to_line_end(text, found.end())
-            stated = self._named(line) or self._named(line.partition(". ")[0])
+            stated = self._texts.named(line) or self._texts.named(line.partition(". ")[0])
             if stated and not self._denied(text, found.start(), found.end(), found.end()):
                 yield found.end(), stated
 
@@ -181,27 +196,68 @@ class ChoiceReader:
         rest = line if items is None else line[items.end :]
         if items is not None and not rest.strip(ENDS + ")]}"):
             return _Line(items.stated, False)
-        if items is None or (named := self._named(line)):
-            named = self._named(line)
+        if items is None or (named := self._texts.named(line)):
+            named = self._texts.named(line)
             return _Line(named, False) if named else None
         if WRONG.match(rest):
             return None
         if items.marked or DELIMITER.match(rest) or ENDED.match(rest):
             return _Line(self._with_rest(line, items), True)
-        own = self._named(rest)  # "B Paris"
+        own = self._texts.named(rest)  # "B Paris"
         return _Line(items.stated, True) if own and own == items.stated else None
 
-    def _mentioned(self, line: str) -> Stated:
-        """The one choice that a line without a statement mentions, those it excludes aside."""
-        found: set[str] = set()
+    def _mentioned(self, line: str) -> Stated | None:
+        """The choice, or choices joined by "and", that a line without a statement mentions, those it excludes aside.
+
+        None where it mentions none. Of alternatives only a choice that stands alone behind them counts.
+        """
+        found: list[Stated] = []
+        for group in self._groups(line):
+            before, behind = line[max(0, group[0].start() - 40) : group[0].start()], group[-1].end()
+            if NEGATED.search(before) or WRONG.match(line, behind):
+                continue
+            labels = frozenset(item["label"].upper() for item in group)
+            if len(group) == 1 and not self._surely(line, group[0]):
+                continue
+            joints = (line[one.end() : two.start()] for one, two in pairwise(group))
+            alternatives = HEDGED.search(before) or any(OR.fullmatch(joint) for joint in joints)
+            partner = len(group) == 1 and OR.search(before[-20:]) and re.search(r"\bor\b[^,;.]{0,10}$", before, re.I)
+            found.append(NOTHING if (alternatives and len(labels) > 1) or partner else labels)
+        if NOTHING in found:
+            last = max(i for i, labels in enumerate(found) if not labels)
+            found = found[last + 1 :] or [NOTHING]
+        if not found:
+            return None
+        return found[0] if len(set(found)) == 1 else NOTHING
+
+    def _groups(self, line: str) -> Iterator[list[re.Match[str]]]:
+        """Labels that could be choices, those together that "or", "and", a comma or a slash joins."""
+        group: list[re.Match[str]] = []
         for item in self._item.finditer(line):
-            before, behind = line[max(0, item.start() - 40) : item.start()], item.end()
-            named = bool(item["close"] or item["named"])
-            plain = item["label"].isupper() and LEADS.search(before) and not self.digits
-            sure = plain and (item["label"] not in "AI" or re.compile(r"[.,;!?]|$").match(line, behind))
-            if (named or sure) and not NEGATED.search(before) and not WRONG.match(line, behind):
-                found.add(item["label"].upper())
-        return frozenset(found) if len(found) == 1 else NOTHING
+            pronoun = item["label"] == "I" and PRONOUN.match(line, item.end())
+            marked = bool(item["close"] or item["named"])
+            if pronoun or not (marked or item["label"].isupper() or self.digits):
+                continue
+            joint = line[group[-1].end() : item.start()] if group else ""
+            clause = joint.strip() == "," and CLAUSE.match(line, item.end())  # "unlike A, B is ..."
+            if group and not clause and (OR.fullmatch(joint) or AND.fullmatch(joint)):
+                group.append(item)
+                continue
+            if group:
+                yield group
+            group = [item]
+            if self.digits and not marked:
+                group = []
+        if group:
+            yield group
+
+    def _surely(self, line: str, item: re.Match[str]) -> bool:
+        """Whether a single label is a choice, and no article, pronoun or part of a name."""
+        if item["close"] or item["named"]:
+            return True
+        before = line[max(0, item.start() - 40) : item.start()]
+        article = item["label"] in "AI" and not re.compile(r"[.,;:!?]|$").match(line, item.end())
+        return not self.digits and LEADS.search(before) is not None and not article
 
     # --- pieces -----------------------------------------------------------------------------------------------------
 
@@ -216,6 +272,7 @@ class ChoiceReader:
             close = item.end("label") if item["close"] and not marked else item.end()  # the ) of "B)" is a delimiter
             clause = CLAUSE.match(text, close) and not PRAISED.match(text, close)
             article = not marked and item["label"].islower() and not ENDED.match(text, close)
+            article = article or (item["label"] == "I" and PRONOUN.match(text, close) is not None)
             if stated and (clause or article):
                 break
             stated.add(item["label"].upper())
@@ -236,14 +293,14 @@ class ChoiceReader:
     def _with_rest(self, text: str, items: _Items) -> Stated:
         """What is stated when the line behind the items is read too: "B. Paris or C. London" is no clear answer."""
         rest = _to_line_end(text, items.end)
-        if named := self._named(rest):
+        if named := self._texts.named(rest):
             return items.stated if named <= items.stated else NOTHING
         found = set(items.stated)
         for item in self._item.finditer(rest):
             before, label = rest[: item.start()][-40:], item["label"].upper()
             if label not in self.labels or label in items.stated or NEGATED.search(before):
                 continue
-            alternative = re.search(r"(?:\bor|或者?|还是)\s?$", before, re.IGNORECASE) is not None
+            alternative = _ALTERNATIVE.search(before) is not None
             joined = alternative or re.search(r"(?:\band|[&,;/、和及与])\s?$", before, re.IGNORECASE) is not None
             marked = bool(item["open"] and item["close"]) or re.compile(r"[.:)][ \t]+\S").match(rest, item.end("label"))
             listed = not item["open"] and item["label"].isupper() and re.search(r"\s$", before) and marked
@@ -266,28 +323,11 @@ class ChoiceReader:
             or WRONG_ANSWER.search(text[max(0, begin - 40) : begin])
         )
 
-    def _named(self, text: str) -> Stated:
-        """The choice whose text this is; none where several have it."""
-        found = self._texts.get(_plain(text), set()) if self._texts else set()
-        return frozenset(found) if len(found) == 1 else NOTHING
-
 
 def _denied_box(text: str, start: int) -> bool:
     """Whether the box whose content begins at ``start`` follows a "not"."""
     before = re.sub(r"\$?\\f?box(?:ed)?\s?\{?$", "", text[max(0, start - 60) : start])
     return NEGATED.search(before) is not None
-
-
-def _clean(text: str) -> str:
-    text = text.translate(WIDE)
-    for _ in range(3):  # wrappers in wrappers
-        text = WRAPPER.sub(r"\1", text)
-    return NOISE.sub("", text)
-
-
-def _plain(text: str) -> str:
-    text = unicodedata.normalize("NFKC", _clean(text)).casefold()
-    return " ".join(text.strip(ENDS + ")]-–—").split())
 
 
 def _to_line_end(text: str, start: int) -> str:

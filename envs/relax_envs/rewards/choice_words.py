@@ -19,8 +19,35 @@ ENDS = " \t\r\n.,;:!?\"'。，；"
 LATIN = r"[A-Za-z0-9_\u00c0-\u024f]"
 NO_LETTER = rf"(?!{LATIN})(?![.,:]\d|['-]\w|\s?=[^>])"
 NAMED = r"(?:(?:\b(?:options?|choices?|letters?|answers?)\b|选项|选择|答案)[ \t]{0,3}:?[ \t]{0,3})?"
-AND = re.compile(r"[ \t]{0,3}(?:(?:,[ \t]?)?(?:\band\b|&|\+|和|及|与|以及)|[,;、/])[ \t]{0,3}", re.IGNORECASE)
-OR = re.compile(r"[ \t]{0,3}(?:,[ \t]?)?(?:\bor\b|或者?|还是)[ \t]{0,3}", re.IGNORECASE)
+AND = re.compile(
+    r"[ \t]{0,3}(?:(?:,[ \t]?)?(?:\band\b|\bas well as\b|\bplus\b|&|\+|和|及|与|以及)|[,;、/])[ \t]{0,3}", re.IGNORECASE
+)
+MAYBE = r"(?:maybe|possibly|perhaps|probably|else|even|could be|might be|may be)"
+OR = re.compile(
+    rf"[ \t]{{0,3}}(?:,[ \t]?)?(?:(?:\band[ \t]?/[ \t]?)?\bor\b(?:[ \t]{MAYBE}\b)?"
+    rf"|\bvs\b\.?|\bversus\b|或者?|还是)[ \t]{{0,3}}"
+    rf"|,[ \t]{MAYBE}\b[ \t]{{1,3}}",
+    re.IGNORECASE,
+)
+SPLIT = re.compile(
+    r"(?<=\bor)[ \t]{0,9}\n\s{0,9}"
+    r"|[ \t]{0,9}\n\s{0,9}(?=(?:and/)?or\s{1,9}[(\[]?(?-i:[A-Z])[)\].,?]{0,2}\s{0,9}(?:\n|\Z))",
+    re.IGNORECASE,
+)
+"""A line end beside an "or"."""
+HEDGED = re.compile(r"\b(?:between|any of|(?:any|either) one of|one of|among)(?:\sthe)?\s{1,3}[(\[]?$", re.IGNORECASE)
+PRONOUN = re.compile(
+    r"\s{1,3}(?:think|thought|believe|guess|suppose|say|said|am|was|would|will|can|cannot|could|choose|chose|pick|go|"
+    r"have|had|do|did|know|assume|feel|see|mean|read|lean|suspect|reckon|hope|just|also|really|still|might|may)\b",
+    re.IGNORECASE,
+)
+"""What stands behind the pronoun "I", and not behind a choice of that name."""
+RETRACTED = (
+    r"(?:[?.…,!;\n]|\s[–—-])\s{0,3}(?:oh,?\s)?"
+    r"(?:no|nope|wait|hmm|actually|correction|sorry|scratch that|i mean|or rather)"
+    r"\b[,.:;!…\s–—-]{1,5}(?:(?:no|wait|actually|sorry|rather|i mean|it's|it is|make that)\b[,.:;!…\s]{1,4}){0,2}"
+)
+"""How a choice is taken back: "B? No, A"."""
 DELIMITER = re.compile(r"[ \t]?[.:)](?=[ \t\n]|[^\W\d_]|$)|[ \t]{1,3}[-–—](?=[ \t])|、")
 CLAUSE = re.compile(
     r"\s{1,3}(?:is|are|was|were|isn't|aren't|wasn't|does|doesn't|do|don't|did|didn't|can|can't|cannot|could|would|will|"
@@ -35,7 +62,8 @@ ENDED = re.compile(
 WRONG = re.compile(
     r"['\")\].]{0,2}[ \t]{0,3}(?:(?:is|are|was|were|seems?|looks?)\s(?:(?:clearly|also|definitely|simply|just)\s)?"
     r"(?:not|wrong|incorrect|false|out|impossible|eliminated|excluded|invalid|ruled)\b"
-    r"|(?:isn't|aren't|wasn't|can't|cannot|doesn't|does not|can not)\b|(?:选项)?[是都]?(?:不|错|排除))",
+    r"|(?:isn't|aren't|wasn't|can't|cannot|doesn't|does not|can not)\b|(?:选项)?[是都]?(?:不|错|排除)"
+    r"|[ \t]?\?\s{0,3}(?:no|nope)\b(?!\s(?:doubt|question)))",
     re.IGNORECASE,
 )
 NEGATED = re.compile(
@@ -74,6 +102,6 @@ PRAISED = re.compile(
 )
 LEADS = re.compile(
     r"(?:^|[:–—-]|\b(?:is|be|was|it's|that's|think|believe|guess|say|with|for|probably|maybe|likely|definitely|clearly|"
-    r"surely|certainly|perhaps|must|or|and|es|est|ist)|,)\s{0,3}$",
+    r"surely|certainly|perhaps|must|or|and|both|either|between|of|in|es|est|ist)|,)\s{0,3}$",
     re.IGNORECASE,
 )

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from relax_core.interfaces import ComponentConfig, Reward
 from relax_core.types import Stop, Trajectory
-from relax_envs.rewards.reply import without_end_tokens
+from relax_envs.rewards.reply import end_token_stages
 
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")]
 
@@ -18,8 +18,8 @@ Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")]
 class Format(Reward):
     """1.0 if the reply meets every condition that is set, else 0.0. With none set: ``tags: [think, answer]``.
 
-    Special tokens at the end of the reply (``<|im_end|>``, ``</s>`` ...) are no part of its form. Abstains where the
-    play failed.
+    Special tokens at the end of the reply (``<|im_end|>``, ``</s>`` ...) are no part of its form, except where it has
+    that form only with them: ``</s>`` may be a tag. Abstains where the play failed.
     """
 
     class Config(ComponentConfig):
@@ -77,11 +77,12 @@ class Format(Reward):
         if trajectory.error is not None:
             return None
         config, reply = self.config, trajectory.last_reply
-        plain = without_end_tokens(reply)
+        stages = end_token_stages(reply)
+        opened, empty = config.think_in_prompt, config.empty
         fits = (
-            (not config.asked_tags or has_tags(plain, config.asked_tags, config.think_in_prompt, config.empty))
-            and (self._pattern is None or any(self._pattern.fullmatch(text) for text in (reply, plain)))
-            and (config.words is None or len(plain.split()) == config.words)
+            (not config.asked_tags or any(has_tags(text, config.asked_tags, opened, empty) for text in stages))
+            and (self._pattern is None or any(self._pattern.fullmatch(text) for text in (reply, *stages)))
+            and (config.words is None or len(stages[-1].split()) == config.words)
             and (not config.ended or (bool(trajectory.turns) and trajectory.turns[-1].stop == Stop.EOS))
         )
         return float(fits)

@@ -5,6 +5,8 @@ Read: ``42``, ``+42``, ``-3`` with any minus sign, ``.5``, ``42.``, ``1,000``, `
 Signs of currency and percent, units and the text around are no part of the value: ``42%`` is 42. A minus directly
 after a letter, a digit or a closing bracket is a hyphen or a subtraction: the last number of ``10-3`` is 3.
 
+Where one number is expected, as behind ``####`` and in a gold, spaces may group by three: ``1 000``.
+
 What looks like a number and is none: a comma that does not group by three (``3,4``), several points (``1.5.2``), a
 ratio, a time or a date (``3:30``, ``3/4/2020``), a division by zero, an exponent of more than three digits, and what is
 longer than ``LONGEST`` characters; that is decided before anything is computed.
@@ -27,7 +29,8 @@ _ASCII = str.maketrans(
     | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
 )
 _FRAC = re.compile(r"\\[dt]?frac\s{0,3}\{\s{0,3}(-?\d+)\s{0,3}\}\s{0,3}\{\s{0,3}(\d+)\s{0,3}\}")
-_SPACED = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,;! ]|\{,\})(?=\d{3}(?!\d))")
+_SPACED = re.compile(r"(?<=\d)(?:[\u00a0\u2005-\u200a\u202f]|\\[,;! ]|\{,\})(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<![\w.,/])\d{1,3}(?: \d{3})+(?![\w/]|[.,]\d{3}(?!\d)| ?\d)")
 _NUMBER = re.compile(
     r"""
     (?:(?<![\w)\]}])[-+]|\A\s{0,9}[-+]\s{0,3})?       # no hyphen; with a space behind it only at the beginning
@@ -58,7 +61,7 @@ def last_number(text: str) -> Fraction | None:
 
 def first_number(text: str) -> Fraction | None:
     """The first number of a text, if it is finished: not ``40+2``, ``2^5`` or the range ``1-4``, which are None."""
-    text = _plain(text)
+    text = _grouped(_plain(text))
     found = _NUMBER.search(text)
     if found is None or _CALCULATION.match(text, found.end()):
         return None
@@ -70,7 +73,7 @@ def whole_number(given: Any) -> Fraction | None:
     if isinstance(given, bool) or not isinstance(given, str | int | float | Decimal | Fraction):
         return None
     try:
-        text = _plain(str(given))
+        text = _grouped(_plain(str(given)))
     except ValueError:  # more digits than Python writes out
         return None
     start = _ALONE.match(text).end()  # type: ignore[union-attr]
@@ -84,6 +87,11 @@ def _plain(text: str) -> str:
     text = text.translate(_ASCII)
     text = _FRAC.sub(r" \1/\2", text) if "frac" in text else text
     return _SPACED.sub(lambda found: "," if found[0] == "{,}" else "", text)
+
+
+def _grouped(text: str) -> str:
+    """Without the spaces of ``1 000``; only where one number is expected: elsewhere they may part two."""
+    return _GROUPED.sub(lambda found: found[0].replace(" ", ""), text)
 
 
 def _value(token: str) -> Fraction | None:

@@ -18,6 +18,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s{0,20}")
 _WORD = re.compile(r"[^\s{}$\\]+")
 _BRACE = re.compile(r"\\[{}]|[{}]")
 _LONGEST_TOKEN = 64
+_STAGES = 8
 
 
 def abstains(trajectory: Trajectory) -> bool:
@@ -34,10 +35,21 @@ def unreadable(trajectory: Trajectory, found: Any, allowed: str) -> DataError:
 
 def without_end_tokens(text: str) -> str:
     """The text without the special tokens that end a turn (``<|im_end|>``, ``</s>`` ...), and stripped."""
+    return end_token_stages(text)[-1]
+
+
+def end_token_stages(text: str) -> list[str]:
+    """The stripped text, then that without its last special token, and so on until none is left at its end.
+
+    Of many tokens only the first stages and the last are listed. What looks like a token may be a tag that was asked
+    for, such as ``</s>``: who asks for tags looks at every stage.
+    """
     end = _stripped(text, len(text))
+    ends = [end]
     while end and text[end - 1] == ">" and (token := _END_TOKEN.search(text, max(0, end - _LONGEST_TOKEN), end)):
         end = _stripped(text, token.start())
-    return text[:end].lstrip()
+        ends.append(end)
+    return [text[:end].lstrip() for end in (ends[:_STAGES] + ends[-1:] if len(ends) > _STAGES else ends)]
 
 
 def _stripped(text: str, end: int) -> int:
