@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import sqrt
 from typing import Any
 
 from relax_core.errors import DataError
@@ -75,4 +76,24 @@ def too_many(bad: int, rows: int, fraction: float) -> str | None:
     """What is wrong when more than a ``fraction`` of so many rows is bad, or all of them."""
     if bad and (bad > fraction * rows or bad >= rows):
         return f"{bad} of {rows} rows are bad, data.max_bad_fraction allows {fraction:g}: mend the data, or allow more"
+    return None
+
+
+def sample_problem(
+    bad: Collection[int], looked_at: Collection[int], size: int, head: int, fraction: float
+) -> str | None:
+    """What is wrong with a data set of which only some places were looked at: its first ``head``, and some at random.
+
+    Bad rows at the beginning may be all there are: they count against the whole. Those at random tell of the share; it
+    must lie three standard deviations above what is allowed.
+    """
+    if len(looked_at) >= size or len(bad) > fraction * size:
+        return too_many(len(bad), size, fraction)
+    chosen = [place for place in looked_at if place >= head]
+    found = sum(place in bad for place in chosen)
+    if found > 1 + fraction * len(chosen) + 3 * sqrt(len(chosen) * fraction * (1 - fraction)):
+        return (
+            f"{found} of {len(chosen)} rows chosen at random are bad, data.max_bad_fraction allows {fraction:g}: mend "
+            "the data, or allow more"
+        )
     return None

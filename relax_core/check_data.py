@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from relax_core.bad_rows import too_many
+from relax_core.bad_rows import sample_problem
 from relax_core.errors import DataError
 from relax_core.hook_manager import describe
 from relax_core.keys import bits, stream
@@ -68,9 +68,12 @@ def look(environment: Environment, section: EnvironmentSection, split: Split, ru
     seen: dict[str, int] = {}
     places = sampled(found.size, run.seed)
     known = set(islice(tasks.bad_places, NAMED)) if isinstance(tasks, Scanned) else set()
+    bad: set[int] = set()
     for place in sorted({*places, *known}):
         found.looked_at += 1
+        before = len(found.bad)
         task = _look_at(tasks, place, seen, found, wrong)
+        bad |= {place} if len(found.bad) > before else set()
         if task is not None and not any(
             applies(r, named := replace(task, environment=section.label)) for r in run.rewards
         ):
@@ -79,9 +82,11 @@ def look(environment: Environment, section: EnvironmentSection, split: Split, ru
         found.problems.append(
             f"{where}: {len(wrong)} of {found.looked_at} {split} tasks looked at are wrong, first: {wrong[0]}"
         )
-    bad = max(len(found.bad), len(tasks.bad_places)) if isinstance(tasks, Scanned) else len(found.bad)
-    if problem := too_many(bad, found.size if bad > len(found.bad) else found.looked_at, run.data.max_bad_fraction):
-        found.problems.append(f"{where}: {found.bad[0]}{f' (and {bad - 1} more)' if bad > 1 else ''}: {problem}")
+    bad |= set(tasks.bad_places) if isinstance(tasks, Scanned) else set()
+    if problem := sample_problem(bad, {*places, *known}, found.size, HEAD, run.data.max_bad_fraction):
+        found.problems.append(
+            f"{where}: {found.bad[0]}{f' (and {len(bad) - 1} more)' if len(bad) > 1 else ''}: {problem}"
+        )
     if found.unrewarded:
         found.problems.append(
             f"{where}: no reward for {len(found.unrewarded)} of {found.looked_at} {split} tasks looked at, first: "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from relax_core.bad_rows import too_many
+from relax_core.bad_rows import sample_problem
 from relax_core.chat import Chat, Seat
 from relax_core.check_data import NAMED, sampled
 from relax_core.config.columns import planned_stages
@@ -56,14 +56,17 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
         for split in splits:
             tried = Trial(adapter, media)
             tasks = environment.tasks(split)
-            for place in sampled(len(tasks), run.config.seed, HEAD, RANDOM):
+            places = sampled(len(tasks), run.config.seed, HEAD, RANDOM)
+            for place in places:
                 tried.row(tasks, place, section.label)
-            for line in tried.bad[:NAMED]:
+            for line in list(tried.bad.values())[:NAMED]:
                 report(f"environments.{section.label}: {split}: bad row: {line}")
             report(f"environments.{section.label}: {split}: {tried.summary()}")
             problems += [f"environments.{section.label}: {split}: {line}" for line in tried.problems()]
-            if problem := too_many(len(tried.bad), tried.tasks, run.config.data.max_bad_fraction):
-                problems.append(f"environments.{section.label}: {split}: {tried.bad[0]}: {problem}")
+            allowed = run.config.data.max_bad_fraction
+            if problem := sample_problem(tried.bad, places, len(tasks), HEAD, allowed):
+                first = next(iter(tried.bad.values()))
+                problems.append(f"environments.{section.label}: {split}: {first}: {problem}")
             if split == "train" and tried.example is not None:
                 text = rendered(adapter, tried.example)
                 report(f"environments.{section.label}: a prompt as the model reads it: {text}")
@@ -87,8 +90,8 @@ class Trial:
     def __init__(self, adapter: ModelAdapter, media: MediaStore) -> None:
         self.adapter, self.media = adapter, media
         self.tasks = 0
-        self.bad: list[str] = []
-        """Rows that cannot be used; a run leaves them out."""
+        self.bad: dict[int, str] = {}
+        """Why rows cannot be used, by their places; a run leaves them out."""
         self.lengths: list[int] = []
         self.placeholders: Counter[str] = Counter()
         self.rewrites: list[str] = []
@@ -101,7 +104,7 @@ class Trial:
         try:
             self.task(replace(tasks[place], environment=environment))
         except DataError as error:
-            self.bad.append(str(located(tasks, place, error)))
+            self.bad[place] = str(located(tasks, place, error))
 
     def task(self, task: Task) -> None:
         """Encode one task, and play a fabricated conversation on some. Raises DataError for one that cannot be used."""

@@ -72,10 +72,12 @@ def look(
     file: Path, media: MediaStore, adapter: ModelAdapter | None = None, kind: MediaKind | None = None
 ) -> Iterator[Found]:
     """What is in a file: one medium, and for a video its sound, too. ``kind`` None: what it turns out to be."""
-    if not file.is_file():
-        yield Found(
-            str(file), kind, error=f"{file}: {'not a file' if file.exists() else 'no such file'}: check the path"
-        )
+    try:
+        there, problem = file.is_file(), "not a file" if file.exists() else "no such file"
+    except OSError as error:  # a name that is too long
+        there, problem = False, str(error.strerror)
+    if not there:
+        yield Found(str(file), kind, error=f"{file}: {problem}: check the path")
         return
     if kind is not None:
         yield _look(file, kind, media, adapter)

@@ -94,6 +94,7 @@ class System:
             raise _first(errors) from None
         finally:
             self.feed.close()
+            self._write_bad_rows()
 
     def _stages(self) -> Iterator[tuple[str, Stage]]:
         """Every stage between rollout and trainer, once for each worker, with the worker's name."""
@@ -157,7 +158,11 @@ class System:
         bad = (self.feed.bad, self.evaluator.bad)
         left_out = {"bad_rows": bad[0].counts() | bad[1].counts(), "long_prompts": dict(self.feed.counts)}
         self.storage.write_summary(self.totals, self.admission, version, left_out)
-        self.storage.write_bad_rows(line for found in bad for line in found.lines())
+        self._write_bad_rows()
+
+    def _write_bad_rows(self) -> None:
+        """Those of training and of evaluations; also when the run ends because there are too many."""
+        self.storage.write_bad_rows(line for found in (self.feed.bad, self.evaluator.bad) for line in found.lines())
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

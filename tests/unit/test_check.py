@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_core.bad_rows import sample_problem
 from relax_core.check import package_problems, static_problems
 from relax_core.check_data import HEAD, RANDOM, sampled
 from relax_core.check_deep import deep_problems, difference, encoding_problems, placeholder_problems
@@ -426,3 +427,27 @@ def test_how_a_conversation_differs_from_the_template() -> None:
         "positions differ from those of the whole history"
     ]
     assert list(difference(same, Encoded([1, 2], (image,)))) == ["positions differ from those of the whole history"]
+
+
+# --- how many bad rows are too many -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "size", "fraction", "problem"),
+    [
+        (range(2), 20, 0.1, None),
+        (range(3), 20, 0.1, "3 of 20 rows are bad"),
+        (range(5), 10, 0.5, None),
+        (range(10), 10, 0.9, "10 of 10 rows are bad"),
+        (range(10), 10_000, 0.001, None),  # all at the beginning: a thousandth of the whole
+        (range(11), 10_000, 0.001, "11 of 10000 rows are bad"),
+        (range(100, 256), 10_000, 0.1, None),
+        (range(10_000), 10_000, 0.5, "rows chosen at random are bad"),
+        (range(0, 10_000, 2), 10_000, 0.1, "rows chosen at random are bad"),
+        (range(0, 10_000, 20), 10_000, 0.1, None),
+    ],
+)
+def test_when_a_sample_tells_of_too_many_bad_rows(bad: range, size: int, fraction: float, problem: str | None) -> None:
+    places = sampled(size, 0)
+    found = sample_problem(set(bad) & set(places), places, size, HEAD, fraction)
+    assert found is None if problem is None else found is not None and problem in found

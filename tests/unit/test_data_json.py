@@ -166,7 +166,7 @@ def test_rows_of_an_array_are_named_by_their_lines(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text('[\n{"prompt": "a", "answer": 1},\n\n{"prompt": 3},{"x":\n1}, 7,\n oops\n]')
     tasks = tasks_of(tmp_path / "data.json")
     assert [tasks.where(i).rpartition(":")[2] for i in range(5)] == ["2", "4", "4", "5", "6"]
-    assert tasks[0].id == "2" and tasks.bad_places == [3, 4]
+    assert tasks[0].id == "1" and tasks.bad_places == [3, 4]  # two share a line: ids are the numbers of elements
     assert reason(tasks, 1) == "'prompt' is a number; a list of messages is allowed"
     assert reason(tasks, 3) == "a JSON int, not an object"
     assert reason(tasks, 4).startswith("not JSON: ")
@@ -216,3 +216,19 @@ def test_lines_and_arrays_give_the_rows_that_were_written(rows: list[dict[str, A
 
 def test_lines_in_a_json_file(tmp_path: Path) -> None:
     assert len(tasks_of(write(tmp_path / "data.json", GOOD, GOOD))) == 2
+
+
+def test_elements_of_an_array_in_one_line_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"prompt": "a", "answer": 1}, {"prompt": "b"}, {"prompt": "c", "answer": 3}]')
+    tasks = SingleTurn(SingleTurn.Config.model_validate_json(json.dumps({"data": str(path)}))).tasks("train")
+    assert [tasks[0].id, tasks[2].id] == ["1", "3"]
+    with pytest.raises(DataError, match=r"rows\.json:2: no 'answer'"):
+        tasks[1]
+
+
+def test_elements_that_share_lines_have_ids_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2},\n {"prompt": "c", "answer": 3}]')
+    tasks = SingleTurn(SingleTurn.Config.model_validate_json(json.dumps({"data": str(path)}))).tasks("train")
+    assert [task.id for task in tasks] == ["1", "2", "3"]

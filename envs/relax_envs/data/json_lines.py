@@ -94,6 +94,10 @@ class JsonArray(Rows):
             problem = self._index(content)  # raised out here: in there the error would keep hold of the map
         if problem:
             raise DataError(f"{path}: {problem}")
+        self.one_a_line = len(set(self._lines)) == len(self)
+        """Whether lines tell the elements apart."""
+        if len(self) > 1 and len(set(self._lines)) == 1:  # all in one line: their own numbers say more
+            self._lines = array("Q", range(1, len(self) + 1))
 
     def _index(self, content: mmap.mmap) -> str:
         """Note where each element begins and ends: at the commas of the outermost array. Returns what is wrong."""

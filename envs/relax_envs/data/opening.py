@@ -11,7 +11,7 @@ from relax_core.errors import DataError
 from relax_envs.data.arrow import ArrowRows, batches_of
 from relax_envs.data.blocks import BlockCache
 from relax_envs.data.files import Files, find
-from relax_envs.data.json_lines import JsonLines, json_rows
+from relax_envs.data.json_lines import JsonArray, JsonLines, json_rows
 from relax_envs.data.mapping import Mapper
 from relax_envs.data.parquet import ParquetRows
 from relax_envs.data.source import Column, Joined, Picked, Rows
@@ -107,15 +107,23 @@ def _checked(rows: Rows, mapper: Mapper, where: str) -> dict[str, Column] | None
 def default_ids(rows: Rows) -> Callable[[int], str]:
     """Ids for rows without one: the line's number, and which of several files it is in."""
     paths = [part.place(0)[0] for part in rows.parts if len(part)] if isinstance(rows, Joined) else []
+    numbers = _numbers(rows)
     if len(paths) < 2:
-        return lambda index: str(rows.place(index)[1])
+        return lambda index: str(numbers(index))
     names = _names(paths)
 
     def named(index: int) -> str:
-        path, number = rows.place(index)
-        return f"{names[path]}:{number}"
+        return f"{names[rows.place(index)[0]]}:{numbers(index)}"
 
     return named
+
+
+def _numbers(rows: Rows) -> Callable[[int], int]:
+    """The line's number; of an array that has several elements in a line, the element's."""
+    parts = rows.parts if isinstance(rows, Joined) else [rows]
+    if all(part.one_a_line for part in parts if isinstance(part, JsonArray)):
+        return lambda index: rows.place(index)[1]
+    return lambda index: index + 1
 
 
 def _names(paths: Sequence[Path]) -> dict[Path, str]:
