@@ -45,8 +45,8 @@ class Code(Reward):
       first that fails, and those behind it have not passed), and, where one failed, ``code/<how>`` of the first: wrong,
       failed, timeout, memory, flood, killed; or missing, too_long: of the program.
 
-    Only tests by input and output, and equalities with literals, cannot be faked: of other assertions a program can replace
-    what they use, and score 1. Do not train on such tests.
+    Only tests by input and output, and equalities with literals, cannot be faked: of other assertions a program can
+    replace what they use, and score 1. Do not train on such tests.
 
     Abstains where the play failed. docs/sandbox.md says what a program can and cannot do, and on which systems.
     """
