@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import insort
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +50,24 @@ def located(tasks: Sequence[Task], index: int, error: DataError) -> DataError:
     return error if not where or str(error).startswith(where) else type(error)(f"{where}: {error}")
 
 
-class Mixture(Sequence[Task]):
+class TaskSequence(Sequence[Task]):
+    """A sequence of tasks that are made when they are asked for; subclasses say how many there are and make one."""
+
+    @abstractmethod
+    def make(self, place: int) -> Task:
+        """The task at a place from 0 to the length. Raises DataError for a bad row."""
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        places = range(len(self))[index]  # negative ones too; IndexError beyond the end
+        return [self.make(place) for place in places] if isinstance(places, range) else self.make(places)
+
+
+class Mixture(TaskSequence):
     """Several sequences of tasks behind each other. Training mixes them by weight and shuffles each by itself.
 
     ``parts``: name -> (tasks, weight), names such as the paths of data sets.
@@ -76,19 +94,11 @@ class Mixture(Sequence[Task]):
     def __len__(self) -> int:
         return sum(len(tasks) for tasks, _ in self.parts.values())
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
+    def make(self, place: int) -> Task:
+        tasks, inner = self._find(place)
+        return tasks[inner]
 
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        tasks, place = self._find(index)
-        return tasks[place]
-
-    def _find(self, index: int) -> tuple[Sequence[Task], int]:
-        place = range(len(self))[index]  # negative ones too; IndexError beyond the end
+    def _find(self, place: int) -> tuple[Sequence[Task], int]:
         for tasks, _ in self.parts.values():
             if place < len(tasks):
                 return tasks, place

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, overload
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveInt
 
 from relax_core.errors import DataError
 from relax_core.interfaces import ComponentConfig
+from relax_core.tasks import TaskSequence
 from relax_core.types import Task, content_hash
 from relax_envs.data.blocks import shuffled
 from relax_envs.data.columns import Columns, read_columns
@@ -108,7 +109,7 @@ class DataSet:
         return DataTasks(self, train, bad), DataTasks(self, held, set())
 
 
-class DataTasks(Sequence[Task]):
+class DataTasks(TaskSequence):
     """The tasks of some rows of a data set (default: of all)."""
 
     def __init__(self, data: DataSet, indices: array[int] | None = None, bad: Collection[int] | None = None) -> None:
@@ -125,16 +126,8 @@ class DataTasks(Sequence[Task]):
     def __len__(self) -> int:
         return len(self.data) if self._indices is None else len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+    def make(self, place: int) -> Task:
         """Raises DataError with file, line and reason for a row that cannot be used."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]  # negative ones too; IndexError beyond the end
         return self.data.task(place if self._indices is None else self._indices[place])
 
     def where(self, index: int) -> str:

@@ -1,18 +1,17 @@
-"""A user's function behind reward ``function``: finding it, and choosing what it is called with."""
+"""A user's function behind reward ``function``: made with its options, and what it is called with."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from relax_core.errors import ConfigError, nearest
+from relax_envs.named import Function, in_words, load
+
+WHERE = "reward function: call"
+"""How errors begin."""
 
 PLAIN = ("response", "answer", "metadata", "messages")
 """What a function can be given in another process, too."""
@@ -23,55 +22,16 @@ PLAY = ("trajectory", "task", *PLAIN)
 GROUP = ("group", "trajectories", "task", "responses", "answer", "metadata", "messages")
 """Names of parameters of a function that scores a group."""
 
-Function = Callable[..., Any]
-
-
-def load(call: str) -> Function:
-    """What ``package.module:name`` or ``path/file.py:name`` names; of a class, the class. Raises ConfigError."""
-    module, colon, name = call.rpartition(":")
-    if not colon or not module or not name:
-        raise ConfigError(f"reward function: call: found {call!r}: write package.module:name, or path/file.py:name")
-    try:
-        found: Any = _file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
-    except Exception as error:
-        raise ConfigError(f"reward function: call: {module} cannot be imported: {_in_words(error)}") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"reward function: call: {call!r}: {module} has no {name!r}{nearest(part, dir(found))}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"reward function: call: {call!r} is a {type(found).__name__}, which cannot be called")
-    return found  # type: ignore[no-any-return]
-
-
-def _file(path: Path) -> Any:
-    """The module of a file, executed once in a process."""
-    path = path.resolve()
-    name = f"relax_function_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
 
 def bound(call: str, options: Mapping[str, Any]) -> Function:
     """The function with its options as keywords; of a class, an instance made with them. Raises ConfigError."""
-    found = load(call)
+    found = load(call, WHERE)
     if not inspect.isclass(found):
         return partial(found, **options) if options else found
     try:
         made = found(**options)
     except Exception as error:
-        raise ConfigError(f"reward function: call: {call!r} cannot be made: {_in_words(error)}; see options") from error
+        raise ConfigError(f"reward function: call: {call!r} cannot be made: {in_words(error)}; see options") from error
     if not callable(made):
         raise ConfigError(f"reward function: call: instances of the class {call!r} cannot be called: give it __call__")
     return made
@@ -141,7 +101,3 @@ def in_process(call: str, options: Mapping[str, Any], given: Mapping[str, Any]) 
 
 async def _awaited(found: Any) -> Any:
     return await found
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

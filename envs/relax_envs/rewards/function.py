@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 from relax_core.errors import ConfigError, RelaxError
 from relax_core.interfaces import ComponentConfig, Reward
 from relax_core.types import Group, Trajectory
+from relax_envs.named import load
 from relax_envs.rewards import called
 from relax_envs.rewards.conversation import messages_of, plain
 from relax_envs.rewards.loops import PerLoop
@@ -60,7 +61,7 @@ class Function(Reward):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.by_group = config.group
-        made = called.load(config.call)
+        made = load(config.call, called.WHERE)
         if not inspect.isclass(made) and (unknown := called.unknown_options(made, config.options)):
             raise ConfigError(f"reward function: options.{unknown[0]}: {config.call!r} has no such parameter")
         self.function = called.bound(config.call, config.options)
