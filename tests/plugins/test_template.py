@@ -14,7 +14,9 @@ import pytest
 
 from relax_core.config import yaml
 from relax_core.config.resolve import load
+from relax_core.testing.modality import check_modality
 from relax_core.testing.runs import run_file, summary, train
+from relax_plugin_template.modality import PortablePixmap
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,3 +90,10 @@ def run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_decoder_keeps_the_promises_of_a_modality(tmp_path: Path) -> None:
+    path = tmp_path / "picture.ppm"
+    path.write_bytes(b"P6\n3 2\n255\n" + bytes(range(18)))
+    (tmp_path / "scratch").mkdir()
+    check_modality(PortablePixmap(PortablePixmap.Config()), [path], tmp_path / "scratch")

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image as Pillow
 
 from relax_core.errors import DataError
+from relax_core.tasks import Scanned
 from relax_core.types import content_hash
 from relax_envs.digits import complete, main, write
 from relax_envs.single_turn import SingleTurn
@@ -28,6 +29,7 @@ def test_single_turn_reads_it(folder: Path) -> None:
     digits = SingleTurn(SingleTurn.Config(data=folder / "train.jsonl", eval_data=folder / "test.jsonl"))
     train, test = digits.tasks("train"), digits.tasks("eval")
     assert (len(train), len(test)) == (1500, 297)
+    assert isinstance(train, Scanned) and not train.bad_places
     hashes = [{content_hash(task) for task in tasks} for tasks in (train, test)]
     assert len(hashes[0]) == 1500 and len(hashes[1]) == 297 and not hashes[0] & hashes[1]
     assert {task.modality for task in test} == {"image"}
