@@ -71,6 +71,7 @@ class Admission:
         self._next_serial = 0
         self._tickets: dict[str, Ticket] = {}
         self._waiting: list[asyncio.Future[None]] = []
+        self._held = False
 
     @property
     def next_position(self) -> int:
@@ -79,8 +80,19 @@ class Admission:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """No group starts until ``free``: a version is being published, and what starts next must sample from it."""
+        self._held = True
+
+    def free(self) -> None:
+        """Engines serve the newest version."""
+        self._held = False
+        self._wake()
+
     def open(self) -> bool:
         """Whether a group may start now."""
+        if self._held:
+            return False
         steps = self.steps_taken + self.max_staleness + 1
         if self.steps is not None:
             steps = min(steps, self.steps)
@@ -154,7 +166,7 @@ class Admission:
     def step_taken(self, groups: Sequence[str], skipped: bool = False) -> None:
         """A step trained these groups, or skipped them: they count as trained all the same, and the step as taken.
 
-        Call it when engines serve the step's weights: what starts next must sample from them. Raises RelaxError when
+        What starts next must sample from the step's weights: ``hold`` until engines serve them. Raises RelaxError when
         a group is not in flight, or when there are not exactly ``groups_per_step``: the bound on lag rests on it.
         """
         strangers = sorted(set(groups) - set(self._tickets))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from relax_core.config.columns import StagePlan, planned_stages
+from relax_core.config.columns import StagePlan
 from relax_core.errors import PluginError, RelaxError
 from relax_core.hook_manager import describe
 from relax_core.interfaces import Columns, Stage, Streaming
@@ -21,26 +21,29 @@ from relax_core.setup import StageSetup
 if TYPE_CHECKING:
     from relax_core.bus import Claim
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Algorithm
+    from relax_core.interfaces import Algorithm, ModelAdapter, Trainer
+    from relax_core.media import MediaStore
     from relax_core.run import Run
-    from relax_core.runtime import Roles
     from relax_core.weights import WeightUpdate
 
 MOST_GROUPS = 8
 """Groups of one claim where training may begin before the step's rollout is complete."""
 
 
-def annotators(run: Run, roles: Roles, algorithm: Algorithm) -> dict[str, Stage]:
-    """By id, a stage for each plan of ``planned_stages``. Raises RelaxError when one cannot be built."""
-    plans, _ = planned_stages(run.config, run.stack, algorithm)
+def annotator(
+    plan: StagePlan,
+    run: Run,
+    algorithm: Algorithm,
+    adapter: ModelAdapter,
+    media: MediaStore,
+    trainer: Trainer | None = None,
+) -> Stage:
+    """The stage of one of ``planned_stages``. Raises RelaxError when it cannot be built."""
     claims = groups_at_once(run.config, algorithm)
-    found: dict[str, Stage] = {}
-    for plan in plans:
-        setup = StageSetup(run, roles, plan.columns, *claims)
-        stage: Stage = run.stack.build("stages", plan.section, setup, where=plan.where)
-        who = run.stack.provided("stages", plan.section.id).who
-        found[plan.section.id] = Guarded(stage, plan, f"{plan.where}: {who}: stage {plan.section.id!r}")
-    return found
+    setup = StageSetup(run, adapter, media, plan.columns, *claims, trainer)
+    stage: Stage = run.stack.build("stages", plan.section, setup, where=plan.where)
+    who = run.stack.provided("stages", plan.section.id).who
+    return Guarded(stage, plan, f"{plan.where}: {who}: stage {plan.section.id!r}")
 
 
 def groups_at_once(run: RunConfig, algorithm: Algorithm) -> tuple[int, bool, Literal["any", "started"]]:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relax_core.bad_rows import BadRows
 from relax_core.chat import Seat
 from relax_core.errors import ConfigError, DataError
+from relax_core.players import Memo, sampling_of
 from relax_core.prompts import TooLong
-from relax_core.rollout import sampling_of
 from relax_core.tasks import located
-from relax_core.types import Encoded, Group, Sampling, Task, Trajectory, content_hash
+from relax_core.types import Group, Sampling, Task, Trajectory, content_hash
 
 if TYPE_CHECKING:
     from relax_core.config.schema import EvaluationSection, RunConfig
-    from relax_core.interfaces import Environment
     from relax_core.prompts import Prompts
-    from relax_core.rollout import Player
     from relax_core.run import Run
-    from relax_core.scoring import Scorer
+    from relax_core.runtime import Roles
     from relax_core.screen import Screen
 
 Results = dict[str, dict[str, float]]
@@ -39,13 +37,12 @@ class Evaluator:
     def __init__(
         self,
         run: Run,
-        player: Player,
-        scorer: Scorer,
-        environments: Mapping[str, Environment],
+        roles: Roles,
         prompts: Prompts,
         note: Callable[[str], None] = print,
     ) -> None:
-        self.run, self.player, self.scorer = run, player, scorer
+        self.run, self.engine, self.players, self.graders = run, roles.engine, roles.players, roles.graders
+        environments = roles.environments
         splits = {s.environment: environments[s.environment].tasks("eval") for s in run.config.evaluation}
         sizes = {f"{name}/eval": len(tasks) for name, tasks in splits.items()}
         self.bad = BadRows(run.config.data.max_bad_fraction, sizes, note)
@@ -84,26 +81,24 @@ class Evaluator:
         )
 
     async def _play_task(self, section: EvaluationSection, place: int, task: Task, places: asyncio.Semaphore) -> Group:
-        encoded: dict[Any, Encoded] = {}
+        memo: Memo = {}
         order = (self.run.config.evaluation.index(section), place)
         seats = [Seat(self.run.config.seed, task.id, 0, member, order, "eval") for member in range(section.n)]
         group = Group(task.id, place, task, 0)
-        group.trajectories = await asyncio.gather(*(self._play(section, task, s, places, encoded) for s in seats))
-        await self.scorer.score(group)
+        group.trajectories = await asyncio.gather(*(self._play(section, task, s, places, memo) for s in seats))
+        await self.graders.score(group)
         return group
 
     async def _play(
-        self, section: EvaluationSection, task: Task, seat: Seat, places: asyncio.Semaphore, encoded: dict[Any, Encoded]
+        self, section: EvaluationSection, task: Task, seat: Seat, places: asyncio.Semaphore, memo: Memo
     ) -> Trajectory:
         async with places:
-            self.player.engine.enter("eval")
+            self.engine.enter("eval")
             try:
                 sampling = sampling_for(section, self.run.config)
-                trajectory, chat = await self.player.play(task, seat, sampling, section.name, encoded)
-                chat.close()
-                return trajectory
+                return await self.players.single(task, seat, sampling, section.name, memo)
             finally:
-                self.player.engine.leave("eval")
+                self.engine.leave("eval")
 
 
 def main(target: Path, overrides: Sequence[str] = ()) -> int:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,7 +166,7 @@ class Replay:
             group = groups[row.group]
             trajectory = next(t for t in group.trajectories if t.member == row.columns["trajectory"].member)
             new = {"group": group, "trajectory": trajectory, "reward": trajectory.reward}
-            rows.append(_with(row, new))
+            rows.append(row.having(new))
         return rows
 
     async def _credited(self, entry: JournalEntry, rows: Sequence[Row]) -> list[Row]:
@@ -174,7 +174,7 @@ class Replay:
         scored = scored_groups(list(rows))
         together = [scored] if self.algorithm.streaming is Streaming.BATCH else [[group] for group in scored]
         credit = {id: columns for groups in together for id, columns in self.algorithm.advantages(groups).items()}
-        credited = [_with(row, credit[row.id]) for row in rows]
+        credited = [row.having(credit[row.id]) for row in rows]
         if self.run.config.old == "engine" or not any("old_logprobs" in row.columns for row in rows):
             return credited
         return await with_old_policy(self.trainer, self.algorithm, credited)
@@ -209,10 +209,6 @@ async def recorded_plan(entry: JournalEntry, rows: Sequence[Row]) -> AsyncIterat
     by_id = {row.id: row for row in rows}
     for cut in entry.cuts:
         yield Cut([by_id[id] for id in cut.rows], cut.last)
-
-
-def _with(row: Row, columns: Mapping[str, Any]) -> Row:
-    return replace(row, columns={**row.columns, **columns})
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from relax_core.types import MEDIA_KINDS, MediaKind
 
 if TYPE_CHECKING:
     from relax_core.config.schema import ComponentSection, RunConfig
-    from relax_core.interfaces import Algorithm, Modality, ModelAdapter
+    from relax_core.interfaces import Algorithm, Environment, Modality, ModelAdapter
     from relax_core.media import MediaStore
     from relax_core.plugins import Stack
 
@@ -37,6 +37,12 @@ def build_algorithm(run: Run) -> Algorithm:
     """The run's algorithm: it holds settings alone, so everyone who asks something of it may have one."""
     algorithm: Algorithm = run.stack.build("algorithms", run.config.algorithm, where="algorithm")
     return algorithm
+
+
+def build_environments(run: Run) -> dict[str, Environment]:
+    """By label."""
+    sections = enumerate(run.config.environments)
+    return {s.label: run.stack.build("environments", s, where=f"environments.{i}") for i, s in sections}
 
 
 def build_modalities(stack: Stack, named: Sequence[ComponentSection] = ()) -> dict[MediaKind, Modality]:

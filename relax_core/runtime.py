@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from relax_core.annotators import annotator
 from relax_core.bus import Bus
+from relax_core.config.columns import planned_stages
 from relax_core.config.schema import ComponentSection
-from relax_core.interfaces import Configurable
-from relax_core.run import Run, build_adapter, build_algorithm
+from relax_core.interfaces import TRAINER_COLUMNS, Configurable, Stage, Streaming
+from relax_core.players import Player, Players
+from relax_core.run import Run, build_adapter, build_algorithm, build_environments
 from relax_core.runtime_config import LocalConfig
+from relax_core.scoring import Graders, Scorer
 from relax_core.setup import EngineSetup, TrainerSetup
+from relax_core.stages import Advantages, Here, Placed
+from relax_core.types import Version
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Engine, ModelAdapter, Trainer, Transport
+    from relax_core.interfaces import Algorithm, Engine, Environment, ModelAdapter, Trainer, Transport
     from relax_core.media import MediaStore
+    from relax_core.weights import WeightUpdate
+
+Note = Callable[[str], None]
+"""Says a line to who watches the run."""
+Publisher = Callable[[Version], Awaitable["WeightUpdate"]]
+"""Copies the trainer's weights to where engines and stages can read them, as this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +38,29 @@ class Roles:
 
     engine: Engine
     trainer: Trainer
-    transport: Transport
+    publish: Publisher
     bus: Bus
+    players: Players
+    graders: Graders
+    stages: Mapping[str, Placed]
+    """Between scoring and training, by name."""
+    environments: Mapping[str, Environment]
+    """By label; those of this process, whose tasks are read here."""
     adapter: ModelAdapter
     media: MediaStore
+    colocated: bool = False
+    """Whether engine and trainer take turns on the same devices."""
 
 
 class Runtime(Configurable, ABC):
     """Builds roles and ends them."""
 
     @abstractmethod
-    async def start(self, run: Run) -> Roles:
-        """Every role, ready to work. Raises RelaxError when one cannot be built; then nothing is left running."""
+    async def start(self, run: Run, note: Note, training: bool = True) -> Roles:
+        """Every role, ready to work. Raises RelaxError when one cannot be built; then nothing is left running.
+
+        ``training`` False: only what an evaluation needs; there are no stages.
+        """
 
     @abstractmethod
     async def stop(self) -> None:
@@ -58,20 +81,41 @@ class LocalRuntime(Runtime):
         super().__init__(config)
         self._engine: Engine | None = None
         self._transport: Transport | None = None
+        self._graders: Graders | None = None
 
-    async def start(self, run: Run) -> Roles:
+    async def start(self, run: Run, note: Note, training: bool = True) -> Roles:
         config, stack = run.config, run.stack
         adapter, media = build_adapter(run)
         in_process = self.config.overlap == "turns"
         default = ComponentSection(id="copy" if in_process else "shared")
-        self._transport = stack.build("transports", config.transport or default, where="transport")
-        setup = TrainerSetup(adapter, run, build_algorithm(run).outputs)
-        trainer = stack.build("trainers", config.trainer, setup, where="trainer")
+        transport: Transport = stack.build("transports", config.transport or default, where="transport")
+        self._transport = transport
+        algorithm = build_algorithm(run)
+        setup = TrainerSetup(adapter, run, algorithm.outputs)
+        trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
+        stages = stages_here(run, algorithm, adapter, media, trainer) if training else {}
+        environments = build_environments(run)
+        graders = self._graders = Scorer.of(run, note)
         engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media)
         self._engine = engine
         await engine.start()
-        bus = Bus(config.bus.max_rows, config.bus.max_bytes)
-        return Roles(engine, trainer, self._transport, bus, adapter, media)
+
+        async def publish(version: Version) -> WeightUpdate:
+            return transport.publish(version, trainer.weights())
+
+        return Roles(
+            engine=engine,
+            trainer=trainer,
+            publish=publish,
+            bus=Bus(config.bus.max_rows, config.bus.max_bytes),
+            players=Player(run, engine, adapter, environments),
+            graders=graders,
+            stages=stages,
+            environments=environments,
+            adapter=adapter,
+            media=media,
+            colocated=self.config.placement == "colocate",
+        )
 
     def _build_engine(self, run: Run, adapter: ModelAdapter) -> Engine:
         engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
@@ -86,8 +130,23 @@ class LocalRuntime(Runtime):
     async def stop(self) -> None:
         if self._engine is not None:
             await self._engine.stop()
+        if self._graders is not None:
+            await self._graders.close()
         if self._transport is not None:
             self._transport.close()
+
+
+def stages_here(
+    run: Run, algorithm: Algorithm, adapter: ModelAdapter, media: MediaStore, trainer: Trainer
+) -> dict[str, Placed]:
+    """Every stage between scoring and training, in this process."""
+    plans, _ = planned_stages(run.config, run.stack, algorithm)
+    stages: dict[str, Stage] = {
+        plan.section.id: annotator(plan, run, algorithm, adapter, media, trainer) for plan in plans
+    }
+    if algorithm.streaming is not Streaming.BATCH:  # else the step credits its groups itself
+        stages["advantages"] = Advantages(algorithm, TRAINER_COLUMNS)
+    return {name: Here(stage, name) for name, stage in stages.items()}
 
 
 def engine_setup(run: Run, adapter: ModelAdapter) -> EngineSetup:

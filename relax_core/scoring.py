@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,23 @@ GRACE = 5.0
 """Seconds that a reward may take to end when it is told to; then nobody waits for it any more."""
 
 
-class Scorer:
+class Graders(ABC):
+    """Score groups: in this process, or in processes of their own."""
+
+    @abstractmethod
+    async def score(self, group: Group) -> None:
+        """Fill ``rewards``, ``reward`` and ``raw_reward`` of the group's trajectories; failed plays have none."""
+
+    @abstractmethod
+    def failures_in_words(self) -> str:
+        """The newest failure of each reward that ever failed, to be appended to a sentence."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let every reward give back what it holds: connections, processes."""
+
+
+class Scorer(Graders):
     """Applies the run file's rewards. A reward that raises, returns NaN or is late abstains; the others go on."""
 
     def __init__(self, rewards: Sequence[tuple[RewardSection, Reward]], note: Callable[[str], None] = print) -> None:
@@ -43,7 +60,6 @@ class Scorer:
         return cls([(s, run.stack.build("rewards", s, where=f"rewards.{i}")) for i, s in sections], note)
 
     def failures_in_words(self) -> str:
-        """The newest failure of each reward that ever failed, to be appended to a sentence."""
         newest = self.last_failure
         words = [f"; {name} failed {n} times, the last: {newest[name]}" for name, n in self.failures.items()]
         if self.unmatched:
@@ -51,10 +67,7 @@ class Scorer:
         return "".join(words)
 
     async def score(self, group: Group) -> None:
-        """Fill ``rewards``, ``reward`` and ``raw_reward`` of the group's trajectories; failed plays have none.
-
-        A cancellation stays one: then nothing is filled in.
-        """
+        """See ``Graders``. A cancellation stays one: then nothing is filled in."""
         valid = [t for t in group.trajectories if t.error is None]
         if not valid:
             return
@@ -72,7 +85,6 @@ class Scorer:
             trajectory.raw_reward = trajectory.reward = sum(parts) if parts else None
 
     async def close(self) -> None:
-        """Let every reward give back what it holds: connections, processes."""
         for _, reward in self.rewards:
             await reward.close()
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from relax_core.interfaces import ModelAdapter
+    from relax_core.interfaces import ModelAdapter, Trainer
+    from relax_core.media import MediaStore
     from relax_core.run import Run
-    from relax_core.runtime import Roles
+    from relax_core.torch.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +23,31 @@ class EngineSetup:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:
-    """For a trainer: the run, for its settings and hooks, the model adapter, and what the algorithm asks it for."""
+    """For a trainer: the run, for its settings and hooks, the model adapter, and what the algorithm asks it for.
+
+    ``ranks``: this process's place among those that train together; None: it trains alone.
+    """
 
     adapter: ModelAdapter
     run: Run
     outputs: frozenset[str] = frozenset({"logprobs"})
+    ranks: Ranks | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StageSetup:
-    """For a stage: the run, its roles, and the columns that it is to make of those that it can.
+    """For a stage: the run, the model adapter and the media of the process in which it works, and the columns that it
+    is to make of those that it can.
 
     ``count``, ``exact`` and ``order``: how one that takes whole groups does best to claim them (see ``Stage``).
+    ``trainer``: for the stages that ask the trainer itself; None where the stage has a process of its own.
     """
 
     run: Run
-    roles: Roles
+    adapter: ModelAdapter
+    media: MediaStore
     columns: frozenset[str]
     count: int = 1
     exact: bool = False
     order: Literal["any", "started", "finished"] = "any"
+    trainer: Trainer | None = None

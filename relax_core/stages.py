@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,15 @@ from relax_core.hookspecs import GroupEvent
 from relax_core.interfaces import Columns, Member, Row, ScoredGroup, Stage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from relax_core.admission import Admission
-    from relax_core.bus import Bus, Claim
+    from relax_core.bus import Bus, Claim, Holder
     from relax_core.interfaces import Algorithm
     from relax_core.run import Run
-    from relax_core.scoring import Scorer
+    from relax_core.scoring import Graders
     from relax_core.types import Group
+    from relax_core.weights import WeightUpdate
 
 
 async def serve(stage: Stage, bus: Bus, name: str) -> None:
@@ -26,6 +30,11 @@ async def serve(stage: Stage, bus: Bus, name: str) -> None:
     What a dead worker had claimed is offered again; what it still sends is refused (see ``Bus.declare_dead``).
     """
     holder = bus.register(name)
+    await serve_as(holder, stage, bus)
+
+
+async def serve_as(holder: Holder, stage: Stage, bus: Bus) -> None:
+    """``serve`` as an incarnation that is registered already."""
     with suppress(BusClosed):
         while True:
             claim = await bus.claim(stage.name, stage.needs, stage.count, stage.by, holder, stage.order, stage.exact)
@@ -33,29 +42,60 @@ async def serve(stage: Stage, bus: Bus, name: str) -> None:
             await bus.ack(claim)
 
 
+class Placed(ABC):
+    """A stage where the runtime has put it."""
+
+    @abstractmethod
+    async def serve(self, bus: Bus) -> None:
+        """Let it work until the bus is closed; raises what ends it."""
+
+    async def load_weights(self, update: WeightUpdate) -> None:
+        """See ``Stage``."""
+
+    def save(self, folder: Path) -> None:
+        """See ``Stage``."""
+
+    def load(self, folder: Path) -> None:
+        """See ``Stage``."""
+
+
+class Here(Placed):
+    """In this process."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage, self.name = stage, name
+        self.load_weights, self.save, self.load = stage.load_weights, stage.save, stage.load  # type: ignore[method-assign]
+
+    async def serve(self, bus: Bus) -> None:
+        await serve(self.stage, bus, self.name)
+
+
 class Score(Stage):
-    """Rewards, shaping and filtering: makes ``reward``, or gives the group's slot back."""
+    """Rewards, shaping and filtering: makes ``reward``, or gives the group's slot back.
+
+    The rollout's column ``played`` is the group before; ``group`` and ``trajectory`` are what it is from here on.
+    """
 
     name = "score"
-    needs = frozenset({"media", "group", "trajectory"})
+    needs = frozenset({"media", "played"})
     by = "group"
 
     def __init__(
         self,
         run: Run,
-        scorer: Scorer,
+        graders: Graders,
         bus: Bus,
         admission: Admission,
         decided: Callable[[str, str | None], None],
         discarded: Callable[[Mapping[str, Columns]], None],
     ) -> None:
-        self.run_, self.scorer, self.bus, self.admission = run, scorer, bus, admission
+        self.run_, self.graders, self.bus, self.admission = run, graders, bus, admission
         self.decided, self.discarded = decided, discarded
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
-        group: Group = claim.rows[0].columns["group"]
+        group: Group = claim.rows[0].columns["played"]
         stack, event = self.run_.stack, GroupEvent(group)
-        await self.scorer.score(group)
+        await self.graders.score(group)
         shaped = stack.pipe("shape_rewards", self.run_, [t.reward for t in group.trajectories], event)
         for trajectory, reward in zip(group.trajectories, shaped, strict=True):
             trajectory.reward = reward
@@ -64,7 +104,7 @@ class Score(Stage):
         problem = self._problem(group)
         if reason is None and problem is None:
             self.decided(group.id, None)
-            return {row.id: {"reward": row.columns["trajectory"].reward} for row in claim.rows}
+            return scored_columns(group, claim.rows)
         await self.bus.evict(group.id)
         self.discarded({row.id: row.columns for row in claim.rows})
         unscored = all(t.raw_reward is None for t in group.trajectories)
@@ -78,10 +118,20 @@ class Score(Stage):
     def _problem(self, group: Group) -> str | None:
         """Why no play of the group can be trained; a run in which that goes on and on must end."""
         if all(t.raw_reward is None for t in group.trajectories):
-            return f"every reward abstained{self.scorer.failures_in_words()}"
+            return f"every reward abstained{self.graders.failures_in_words()}"
         if all(t.reward is None for t in group.trajectories):
             return "its plays were scored, but shape_rewards left none of them a reward"
         return None
+
+
+def scored_columns(group: Group, rows: Sequence[Row]) -> dict[str, Columns]:
+    """What scoring adds to each of a group's rows."""
+    found: dict[str, Columns] = {}
+    members = {t.member: t for t in group.trajectories}
+    for row in rows:
+        trajectory = members[row.member]
+        found[row.id] = {"reward": trajectory.reward, "group": group, "trajectory": trajectory}
+    return found
 
 
 class Advantages(Stage):

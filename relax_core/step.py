@@ -18,7 +18,7 @@ from relax_core.stages import scored_groups
 
 if TYPE_CHECKING:
     from relax_core.bus import Claim
-    from relax_core.interfaces import Algorithm, Columns, Trainer
+    from relax_core.interfaces import Algorithm, Trainer
     from relax_core.system import System
     from relax_core.types import Group
 
@@ -50,7 +50,7 @@ class StepGroups:
         several = config.updates_per_step > 1
         if config.old == "engine":
             async for rows in self._taken():
-                yield self._final([_with(row, {"old_logprobs": row.columns["logprobs"]}) for row in rows])
+                yield self._final([row.having({"old_logprobs": row.columns["logprobs"]}) for row in rows])
         elif several or "old_logprobs" in self.system.algorithm.needs:
             for rows in await self._with_old_policy():
                 yield self._final(rows)
@@ -72,16 +72,28 @@ class StepGroups:
     async def _taken(self) -> AsyncIterator[Sequence[Row]]:
         """The rows of each group with their credit."""
         if not self.credits:
-            async for rows in self._claimed():
+            async for rows in self._in_turn():
                 if len(self.groups) == self.system.run.config.groups_per_step:
                     self._announce()
                 yield rows
             return
-        groups = [rows async for rows in self._claimed()]
+        groups = [rows async for rows in self._in_turn()]
         credit = self.system.algorithm.advantages(scored_groups([row for rows in groups for row in rows]))
         self._announce()
         for rows in groups:
-            yield [_with(row, credit[row.id]) for row in rows]
+            yield [row.having(credit[row.id]) for row in rows]
+
+    async def _in_turn(self) -> AsyncIterator[Sequence[Row]]:
+        """As they are claimed; where the trainer shares the engine's devices, when the engine has done its part."""
+        if not self.system.turns.shared:
+            async for rows in self._claimed():
+                yield rows
+            return
+        taken = [rows async for rows in self._claimed()]
+        await self.system.end_evaluation()
+        await self.system.turns.to_trainer()
+        for rows in taken:
+            yield rows
 
     async def _claimed(self) -> AsyncIterator[Sequence[Row]]:
         config, bus = self.system.run.config, self.system.bus
@@ -133,13 +145,9 @@ class StepGroups:
 async def with_old_policy(trainer: Trainer, algorithm: Algorithm, rows: Sequence[Row]) -> list[Row]:
     """All rows of a step with ``old_logprobs``, and with what the algorithm prepares from these."""
     found = await trainer.forward(rows, frozenset({"logprobs"}))
-    whole = [_with(row, {"old_logprobs": c["logprobs"]}) for row, c in zip(rows, found, strict=True)]
+    whole = [row.having({"old_logprobs": c["logprobs"]}) for row, c in zip(rows, found, strict=True)]
     prepared = algorithm.prepare(whole)
-    return [_with(row, prepared.get(row.id, {})) for row in whole]
-
-
-def _with(row: Row, columns: Columns) -> Row:
-    return replace(row, columns={**row.columns, **columns})
+    return [row.having(prepared.get(row.id, {})) for row in whole]
 
 
 def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict[str, Any]:

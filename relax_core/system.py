@@ -12,28 +12,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.admission import Admission
-from relax_core.annotators import annotators
 from relax_core.collector import Collector
 from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.feed import Feed
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
-from relax_core.interfaces import TRAINER_COLUMNS, Streaming
+from relax_core.players import media_keys
 from relax_core.prompts import Prompts
-from relax_core.rollout import Player, Rollout, media_keys
+from relax_core.rollout import Rollout
 from relax_core.run import build_algorithm
-from relax_core.scoring import Scorer
-from relax_core.stages import Advantages, Score, serve
+from relax_core.stages import Here, Score
 from relax_core.storage import Storage
 from relax_core.tasks import TaskStream
 from relax_core.totals import Totals
+from relax_core.turns import Turns
 from relax_core.types import Version
 
 if TYPE_CHECKING:
-    from relax_core.interfaces import Algorithm, Columns, Environment, Stage
+    from relax_core.interfaces import Algorithm, Columns
     from relax_core.run import Run
     from relax_core.runtime import Roles, Runtime
     from relax_core.screen import Screen
+    from relax_core.stages import Placed
+    from relax_core.weights import WeightUpdate
 
 SCORE_WORKERS = 64
 """Groups that are scored at the same time, at most."""
@@ -48,32 +49,27 @@ class System:
         self.engine, self.trainer, self.bus = roles.engine, roles.trainer, roles.bus
         self.totals = Totals()
         self.algorithm: Algorithm = build_algorithm(run)
-        self.annotators: dict[str, Stage] = {} if readonly else annotators(run, roles, self.algorithm)
-        environments = self._environments()
         prompts = Prompts(roles.adapter, config.data)
-        weighted = {section.label: (environments[section.label], section.weight) for section in config.environments}
+        weighted = {
+            section.label: (roles.environments[section.label], section.weight) for section in config.environments
+        }
         self.feed = Feed(TaskStream(weighted, config.seed), prompts, config.data, config.groups_per_step, screen.note)
-        self.scorer = Scorer.of(run, screen.note)
-        self.player = Player(run, roles.engine, roles.adapter, environments)
-        self.evaluator = Evaluator(run, self.player, self.scorer, environments, prompts, screen.note)
+        self.evaluator = Evaluator(run, roles, prompts, screen.note)
         for name, hashes in self.evaluator.held_out().items():
             self.feed.hold_out(hashes, name)
         self.admission = Admission(config.groups_per_step, config.max_staleness, config.max_replays, config.steps)
-        self.rollout = Rollout(run, self.player, self.bus, self.admission, self.feed, screen.note)
+        self.rollout = Rollout(run, roles, self.admission, self.feed, screen.note)
         self.holder = self.bus.register("train")
         self.storage = Storage(run, roles.media, readonly)
         self.journal, self.trajectories = self.storage.journal, self.storage.trajectories
         self.first_step, self.lineage = 0, 0
+        self.turns = Turns(roles.engine, roles.trainer, roles.colocated)
         self.published = (0.0, 0)
         """Seconds and bytes of the newest publication."""
+        self._publication: asyncio.Task[None] | None = None
         self.collector = Collector()
         self._evaluation: asyncio.Task[Results] | None = None
         self._evaluated = 0
-
-    def _environments(self) -> dict[str, Environment]:
-        """By name."""
-        sections = enumerate(self.run.config.environments)
-        return {s.label: self.run.stack.build("environments", s, where=f"environments.{i}") for i, s in sections}
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -85,9 +81,11 @@ class System:
                 async with asyncio.TaskGroup() as group:
                     playing = group.create_task(self.rollout.serve(), name="rollout")
                     for name, stage in self._stages():
-                        group.create_task(serve(stage, self.bus, name), name=name)
+                        group.create_task(stage.serve(self.bus), name=name)
+                    self._beside = group
                     yield
                     await self.end_evaluation()
+                    await self.end_publication()
                     playing.cancel()
                     await self.bus.close()
         except BaseExceptionGroup as errors:
@@ -96,13 +94,11 @@ class System:
             self.feed.close()
             self._write_bad_rows()
 
-    def _stages(self) -> Iterator[tuple[str, Stage]]:
-        """Every stage between rollout and trainer, once for each worker, with the worker's name."""
-        score = Score(self.run, self.scorer, self.bus, self.admission, self.rollout.decided, self.give_back)
-        yield from ((f"score-{i}", score) for i in range(SCORE_WORKERS))
-        yield from self.annotators.items()
-        if self.algorithm.streaming is not Streaming.BATCH:  # else the step credits its groups itself
-            yield "advantages", Advantages(self.algorithm, TRAINER_COLUMNS)
+    def _stages(self) -> Iterator[tuple[str, Placed]]:
+        """Every stage between rollout and trainer, with its name; scoring once for each worker."""
+        score = Score(self.run, self.roles.graders, self.bus, self.admission, self.rollout.decided, self.give_back)
+        yield from ((f"score-{i}", Here(score, f"score-{i}")) for i in range(SCORE_WORKERS))
+        yield from self.roles.stages.items()
 
     def give_back(self, rows: Mapping[str, Columns]) -> None:
         """Rows that are gone need their media no more."""
@@ -111,22 +107,51 @@ class System:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     async def publish(self, number: int) -> None:
-        """Copy the trainer's weights to the engine as version ``number``; nobody samples from a half-loaded engine."""
+        """Engines and stages serve the trainer's weights as version ``number`` when this returns."""
+        await self._load(*await self._copied(number))
+
+    async def begin_publication(self, number: int) -> None:
+        """Copy the trainer's weights as version ``number``; engines load them while the trainer goes on.
+
+        No group starts until they serve it. Synchronous runs wait for that here: there is nothing to go on with.
+        """
+        await self.end_publication()
+        self.admission.hold()
+        copied = await self._copied(number)
+        self._publication = self._beside.create_task(self._load_and_free(*copied), name="publication")
+        if self.run.config.max_staleness == 0 or self.roles.colocated:
+            await self.end_publication()
+
+    async def end_publication(self) -> None:
+        """Wait until the version that was published last is served."""
+        if self._publication is not None:
+            await self._publication
+            self._publication = None
+
+    async def _copied(self, number: int) -> tuple[WeightUpdate, float]:
         start = time.perf_counter()
-        update = self.roles.transport.publish(Version(self.lineage, number), self.trainer.weights())
-        await self.engine.load_weights(update, self.run.config.interrupt)
-        for stage in self.annotators.values():
-            await stage.load_weights(update)
+        update = await self.roles.publish(Version(self.lineage, number))
+        await self.turns.to_engine()
+        return update, start
+
+    async def _load(self, update: WeightUpdate, start: float) -> None:
+        receivers = [stage.load_weights(update) for stage in self.roles.stages.values()]
+        await asyncio.gather(self.engine.load_weights(update, self.run.config.interrupt), *receivers)
         seconds = time.perf_counter() - start
         self.published = (seconds, update.manifest.nbytes)
         event = WeightsPublished(update.manifest.version, seconds, update.manifest.nbytes)
         self.run.stack.hook.on_weights_published(run=self.run, event=event)
 
+    async def _load_and_free(self, update: WeightUpdate, start: float) -> None:
+        await self._load(update, start)
+        self.admission.free()
+
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def begin_evaluation(self, version: int) -> None:
-        """Start the sets that are due on this version; publication waits for ``end_evaluation``."""
+    async def begin_evaluation(self, version: int) -> None:
+        """Start the sets that are due on this version once it is served; publication waits for ``end_evaluation``."""
         if sections := self.evaluator.due(version):
+            await self.end_publication()
             self._evaluated = version
             self._evaluation = asyncio.create_task(self.evaluator.evaluate(sections), name="evaluation")
 
@@ -177,7 +202,7 @@ class System:
         self.storage.sync()
         with self.storage.checkpoints.write(version) as folder:
             self.trainer.save(folder / "trainer")
-            for id, stage in self.annotators.items():
+            for id, stage in self.roles.stages.items():
                 stage.save(folder / "stages" / id)
             (folder / "bus.pkl").write_bytes(pickle.dumps(self.bus.snapshot(), protocol=pickle.HIGHEST_PROTOCOL))
             state = {
@@ -199,7 +224,7 @@ class System:
         """Continue from a checkpoint under a new lineage; files are cut back to its step."""
         state = json.loads((folder / "state.json").read_text())
         self.trainer.load(folder / "trainer")
-        for id, stage in self.annotators.items():
+        for id, stage in self.roles.stages.items():
             stage.load(folder / "stages" / id)
         self.admission.restore(state["admission"])
         self.feed.restore(state["feed"], self.admission.next_position)
@@ -216,7 +241,8 @@ class System:
         """Restored rows name media features by key: encode their prompts again, which makes equal ones."""
         for row in self.bus.held_rows():
             if row.columns["media"]:
-                trajectory = row.columns["trajectory"]
+                members = {t.member: t for t in row.columns["played"].trajectories}
+                trajectory = members[row.member]
                 self.roles.adapter.encode([m for turn in trajectory.turns for m in (*turn.prompt, turn.reply)][:-1])
                 self.roles.media.retain(media_keys({row.id: row.columns}))
 
@@ -228,9 +254,9 @@ async def assembled(run: Run, screen: Screen, readonly: bool = False) -> AsyncIt
     ``readonly``: the run's files stay as they are; another process may be training.
     """
     runtime: Runtime = run.stack.build("runtimes", run.config.runtime, where="runtime")
-    system = None
     try:
-        system = System(run, await runtime.start(run), screen, readonly)
+        roles = await runtime.start(run, screen.note, training=not readonly)
+        system = System(run, roles, screen, readonly)
         newest = system.storage.checkpoints.newest(screen.note)
         if newest is None and system.storage.checkpoints.steps():
             raise CheckpointError(f"{run.directory}: no checkpoint is whole: remove the directory to begin anew")
@@ -243,8 +269,6 @@ async def assembled(run: Run, screen: Screen, readonly: bool = False) -> AsyncIt
         yield system
         system.storage.close()
     finally:
-        if system is not None:
-            await system.scorer.close()
         await runtime.stop()
 
 

@@ -35,7 +35,7 @@ async def train(run: Run, screen: Screen) -> None:
 
         async with system.at_work():  # the rollout and the stages, until this block ends
             if system.first_step == 0:
-                system.begin_evaluation(version=0)
+                await system.begin_evaluation(version=0)
 
             for step in range(system.first_step, config.steps):
                 hook.on_step_start(run=run, event=StepStart(step))
@@ -52,17 +52,17 @@ async def train(run: Run, screen: Screen) -> None:
                 system.trajectories.write(step, groups.groups)
                 await groups.acknowledge()
 
-                # Publish: engines sample from version step + 1 from here on. An evaluation of the present version
-                # ends first. Only then are the groups' slots given back: what starts next starts on the new version.
+                # Publish, beside the next step where that may lag behind. An evaluation of the present version ends
+                # first. The groups' slots are given back; what starts next starts when engines serve the new version.
                 await system.end_evaluation()
-                await system.publish(step + 1)
+                await system.begin_publication(step + 1)
                 system.admission.step_taken(groups.ids, skipped=not result.updates)
 
                 metrics = step_metrics(system, groups, result)
                 system.log(step + 1, metrics)
                 hook.on_step_end(run=run, event=StepEnd(step, metrics))
 
-                system.begin_evaluation(version=step + 1)
+                await system.begin_evaluation(version=step + 1)
                 if system.checkpoint_due(step + 1):
                     await system.end_evaluation()
                     system.save(step + 1)

@@ -6,6 +6,7 @@ Shape legend: B rows, T tokens of a window, K candidates of a token, V vocabular
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,6 +33,15 @@ class Row:
     def trajectory(self) -> str:
         """Equal for the rows of one trajectory: a row's id is ``<group>/<member>/<sample>``."""
         return f"{self.group}/{self.id.removeprefix(self.group).lstrip('/').partition('/')[0]}"
+
+    @property
+    def member(self) -> int:
+        """Which member of its group it is of."""
+        return int(self.id.rsplit("/", 2)[1])
+
+    def having(self, columns: Columns) -> Row:
+        """The row with more columns, or other values of some. What columns it has is neither copied nor read."""
+        return Row(self.id, self.group, ChainMap(dict(columns), self.columns))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

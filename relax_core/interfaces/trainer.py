@@ -69,6 +69,16 @@ class Trainer(Configurable, ABC):
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(Hugging Face name, tensor); the tensors are the trainer's own and must be copied."""
 
+    def frozen_names(self) -> frozenset[str]:
+        """Names of the weights whose bits training cannot change: they travel to each receiver once."""
+        return frozenset()
+
+    async def sleep(self) -> None:
+        """Free the accelerator for the engine: everything moves to main memory. ``save`` still works."""
+
+    async def wake(self) -> None:
+        """Back to the device, with the same bits."""
+
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Everything a bit-exact continuation needs."""

@@ -24,7 +24,8 @@ class CriticStage(Stage):
 
     def __init__(self, setup: StageSetup) -> None:
         self.count, self.exact, self.order = setup.count, setup.exact, setup.order
-        self.trainer, self.media = setup.roles.trainer, setup.roles.media
+        assert setup.trainer is not None  # the critic is the trainer's: this stage lives beside it
+        self.trainer, self.media = setup.trainer, setup.media
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
         keys = [ref.key for row in claim.rows for ref in row.columns["media"]]

@@ -38,7 +38,7 @@ class ModelStage(Stage):
 
     def __init__(self, config: ModelStageConfig, setup: StageSetup) -> None:
         """Raises ConfigError, before the weights are loaded, for a model whose vocabulary does not fit the run's."""
-        run, student = setup.run, setup.roles.adapter
+        run, student = setup.run, setup.adapter
         self.count, self.exact, self.order = setup.count, setup.exact, setup.order
         self.where = place_of(self.name, run)
         self.columns = sorted(setup.columns)

@@ -37,7 +37,6 @@ class Reference(ModelStage):
     def __init__(self, config: ReferenceConfig, setup: StageSetup) -> None:
         super().__init__(config, setup)
         self.refresh = config.refresh
-        self.receive = setup.roles.transport.subscribe()
         self.refreshed = False
         self._fits = False
 
@@ -57,7 +56,7 @@ class Reference(ModelStage):
         number = update.manifest.version.number
         if number == 0 or number % self.refresh:
             return
-        weights = list(self.receive(update))
+        weights = list(update.tensors())
         async with self.weights_lock:
             take_weights(self.model, weights)
         self.refreshed = True

@@ -45,7 +45,7 @@ class Teacher(ModelStage):
         super().__init__(config, setup)
         if "topk" in self.outputs:
             self.top_k = config.top_k
-        self.width = setup.roles.adapter.vocab_size
+        self.width = setup.adapter.vocab_size
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
         made = await super().run(claim)

@@ -35,7 +35,7 @@ class Twice(Stage):
     name, needs, by, count = "twice", frozenset({"logprobs"}), "row", 3
 
     def __init__(self, setup):
-        assert setup.roles.trainer is not None and setup.columns == {"twice"}
+        assert setup.trainer is not None and setup.columns == {"twice"}
 
     async def run(self, claim):
         made = {row.id: {"twice": 2 * row.columns["logprobs"]} for row in claim.rows}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.errors import DataError
-from relax_core.rollout import rows_of
+from relax_core.players import rows_of
 from relax_core.testing import dialogues
 from relax_core.testing.dialogues import (
     CHATML,

@@ -18,7 +18,7 @@ from relax_core.media import MediaStore
 from relax_core.models.config import TextConfig
 from relax_core.models.text import TextAdapter
 from relax_core.models.tool_calls import CallError, HermesParser
-from relax_core.rollout import Player, rows_of
+from relax_core.players import Player, rows_of
 from relax_core.testing.decoding import decoder, mixed_requests, run
 from relax_core.testing.gradients import assert_close, caught, gradients
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
@@ -240,4 +240,4 @@ def _played(environment: Environment, engine: Engine, adapter: Any) -> Trajector
     """One play of a task that says ``red``."""
     task = Task("t", (user("red" if isinstance(adapter, TextAdapter) else "w01"),), environment="toy")
     player = Player(tiny_run(), engine, adapter, {"toy": environment})
-    return asyncio.run(player.play(task, SEAT, Sampling(), None, {}))[0]
+    return asyncio.run(player.single(task, SEAT, Sampling(), None, {}))

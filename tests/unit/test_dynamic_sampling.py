@@ -212,10 +212,7 @@ def scored(
     task = Task("t", (), answer=rewards)
     for trajectory in played.trajectories:
         trajectory.task, trajectory.reward, trajectory.raw_reward = task, None, None
-    rows = tuple(
-        Row(f"t@0/{t.member}/0", ticket.group, {"group": played, "trajectory": t, "media": ()})
-        for t in played.trajectories
-    )
+    rows = tuple(Row(f"t@0/{t.member}/0", ticket.group, {"played": played, "media": ()}) for t in played.trajectories)
     shelf, decided = Shelf(), list[tuple[str, str | None]]()
     scorer = Scorer([(RewardSection(id="given"), Given(None))], lambda line: None)
     stage: Any = Score(run, scorer, shelf, admission, lambda *d: decided.append(d), lambda rows: None)  # type: ignore[arg-type]

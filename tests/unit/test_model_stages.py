@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -46,8 +45,7 @@ def banning(**settings: Any) -> TinyAdapter:
 
 def setup_of(adapter: ModelAdapter, columns: frozenset[str], temperature: float = 1.0) -> StageSetup:
     run = tiny_run(sampling=SamplingSection(temperature=temperature))
-    roles: Any = SimpleNamespace(adapter=adapter, transport=CopyTransport(CopyTransport.Config()))
-    return StageSetup(run, roles, columns)
+    return StageSetup(run, adapter, adapter.media, columns)
 
 
 def reference(adapter: ModelAdapter | None = None, temperature: float = 1.0, **settings: Any) -> Reference:

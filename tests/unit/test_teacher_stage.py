@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,8 +42,7 @@ TOKENS = 11
 
 def setup_of(adapter: ModelAdapter, columns: frozenset[str], temperature: float = 1.0) -> StageSetup:
     run = tiny_run(sampling=SamplingSection(temperature=temperature))
-    roles: Any = SimpleNamespace(adapter=adapter, transport=CopyTransport(CopyTransport.Config()))
-    return StageSetup(run, roles, columns)
+    return StageSetup(run, adapter, adapter.media, columns)
 
 
 def teacher(

@@ -1,0 +1,65 @@
+"""Settings of the runtime ``ray``, apart from its code: reading a run file imports no Ray."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from relax_core.interfaces import ComponentConfig
+
+
+class Replicas(ComponentConfig):
+    """A role of equal processes beside each other."""
+
+    replicas: PositiveInt = 1
+    """How many."""
+    cpus: NonNegativeFloat = 1.0
+    """Of each, as Ray counts them."""
+    gpus: NonNegativeFloat = 0.0
+    """Of each; parts of one may be shared."""
+
+
+class Ranks(ComponentConfig):
+    """The trainer: one process group."""
+
+    ranks: PositiveInt = 1
+    """Processes that train together."""
+    cpus: NonNegativeFloat = 1.0
+    """Of each rank, as Ray counts them."""
+    gpus: NonNegativeFloat = 0.0
+    """Of each rank."""
+
+
+class Roles(ComponentConfig):
+    """What each role gets. Roles that the run does not need are not started."""
+
+    engine: Replicas = Replicas()
+    """Sampling. Several replicas stand behind a router."""
+    trainer: Ranks = Ranks()
+    """Gradients."""
+    environments: Replicas = Replicas()
+    """Plays tasks: environments and their tools."""
+    graders: Replicas = Replicas()
+    """Rewards."""
+    stages: dict[str, Replicas] = {}
+    """By the stage's id (reference, teacher, advantages, ...); default: one process without a GPU."""
+    bus: Replicas = Replicas()
+    """Rows on their way: always one process."""
+
+
+class RayConfig(ComponentConfig):
+    address: str | None = None
+    """Of a running cluster (``host:port``, ``ray://host:port`` or ``auto``); default: one is started on this machine and
+    ended with the run."""
+    placement: Literal["separate", "colocate", "hybrid"] = "separate"
+    """``separate``: every role has devices of its own, and they overlap. ``colocate``: engines and trainer take turns on
+    the same devices; the one that waits frees its memory. ``hybrid``: as separate, with the stages that run a model on
+    the trainer's devices."""
+    roles: Roles = Roles()
+    """How many processes each role has, and what each of them gets."""
+    restarts: NonNegativeInt = 5
+    """How often a process of a role that can go on without its past (an engine, an environment, a grader, a stage) is
+    started again within ten minutes; one more ends the run."""
+    start_s: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds in which the cluster must have room for a role and its processes must be ready."""
