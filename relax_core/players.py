@@ -14,6 +14,7 @@ from relax_core.hookspecs import SamplingFor
 from relax_core.types import Encoded, Group, Message, PlayError, Sample, Sampling, Stop, Task, Trajectory
 
 if TYPE_CHECKING:
+    from relax_core.bus import Bus, Holder
     from relax_core.config.schema import SamplingSection
     from relax_core.interfaces import Columns, Engine, Environment, ModelAdapter
     from relax_core.prompts import Prompt
@@ -35,19 +36,21 @@ class PlayCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A group that was played. ``rows``: columns by row id; their media are held until ``close``."""
+    """A group that was played. ``rows``: how many it put on the bus."""
 
-    rows: Mapping[str, Columns]
+    rows: int
     plays: Sequence[PlayCount]
-    close: Callable[[], None] = lambda: None
 
 
 class Players(ABC):
     """Play in this process, or pass on to processes that do; the engine's ``enter`` and ``leave`` are the caller's."""
 
     @abstractmethod
-    async def group(self, group: Group, prompt: Prompt, ended: Callable[[], None]) -> Played:
-        """Play a group opened by the rollout; ``ended`` is called as each member ends its play."""
+    async def group(self, group: Group, prompt: Prompt, holder: Holder, ended: Callable[[], None]) -> Played:
+        """Play a group that ``holder`` has opened, and put its rows on the bus; who called closes it.
+
+        ``ended`` is called as each member ends its play.
+        """
 
     @abstractmethod
     async def single(
@@ -55,16 +58,22 @@ class Players(ABC):
     ) -> Trajectory:
         """Play one member of a task. ``memo``: shared by the plays of a task; it may be ignored."""
 
+    def hold(self, rows: Mapping[str, Columns]) -> None:
+        """Rows need their media, which this process's store has: keep them until ``forget``."""
+
+    def forget(self, rows: Mapping[str, Columns]) -> None:
+        """Rows are gone, and need their media no more."""
+
 
 class Player(Players):
     """Plays in this process; what goes wrong in a play becomes data of its trajectory."""
 
     def __init__(
-        self, run: Run, engine: Engine, adapter: ModelAdapter, environments: Mapping[str, Environment]
+        self, run: Run, engine: Engine, adapter: ModelAdapter, environments: Mapping[str, Environment], bus: Bus
     ) -> None:
-        self.run, self.engine, self.adapter, self.environments = run, engine, adapter, environments
+        self.run, self.engine, self.adapter, self.environments, self.bus = run, engine, adapter, environments, bus
 
-    async def group(self, group: Group, prompt: Prompt, ended: Callable[[], None]) -> Played:
+    async def group(self, group: Group, prompt: Prompt, holder: Holder, ended: Callable[[], None]) -> Played:
         sampling = sampling_of(self.run.config.sampling)
         memo: Memo = {tuple(map(id, prompt.task.messages)): prompt.encoded}
         plays = []
@@ -77,12 +86,19 @@ class Player(Players):
             for play in plays:
                 play.cancel()
         group.trajectories = [trajectory for trajectory, _ in played]
+        rows = rows_of(group)
+        self.hold(rows)
+        for _, chat in played:
+            chat.close()
+        if rows:
+            await self.bus.put(rows, holder, group.id)
+        return Played(len(rows), [count_of(t) for t in group.trajectories])
 
-        def close() -> None:
-            for _, chat in played:
-                chat.close()
+    def hold(self, rows: Mapping[str, Columns]) -> None:
+        self.adapter.media.retain(media_keys(rows))
 
-        return Played(rows_of(group), [count_of(t) for t in group.trajectories], close)
+    def forget(self, rows: Mapping[str, Columns]) -> None:
+        self.adapter.media.release(media_keys(rows))
 
     async def _member(
         self, task: Task, seat: Seat, sampling: Sampling, memo: Memo, ended: Callable[[], None]

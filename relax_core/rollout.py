@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from relax_core.admission import Outcome
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import GroupEvent
-from relax_core.players import PlayCount, media_keys
+from relax_core.players import PlayCount
 from relax_core.types import Group
 
 if TYPE_CHECKING:
@@ -116,11 +116,8 @@ class Rollout:
     async def _play(self, group: Group, prompt: Prompt) -> None:
         """Every member plays; the prompt's media are held until their rows hold them."""
         try:
-            played = await self.players.group(group, prompt, lambda: self._member_ended(group.id))
-            try:
-                await self._deliver(group.id, played)
-            finally:
-                played.close()
+            played = await self.players.group(group, prompt, self.holder, lambda: self._member_ended(group.id))
+            await self._deliver(group.id, played)
         finally:
             self.media.release(prompt.keys)
 
@@ -137,9 +134,7 @@ class Rollout:
             errors = (play.error for play in played.plays if play.error)
             self.decided(group, next(errors, "no play sampled a token"))
             return
-        self.media.retain(media_keys(played.rows))
-        await self.bus.put(played.rows, self.holder, group)
-        await self.bus.close_group(group, len(played.rows), self.holder)
+        await self.bus.close_group(group, played.rows, self.holder)
         self._count(played)  # now: a group that a checkpoint finds on the bus is not played again
 
     def _count(self, played: Played) -> None:

@@ -99,6 +99,7 @@ class LocalRuntime(Runtime):
         engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media)
         self._engine = engine
         await engine.start()
+        bus = Bus(config.bus.max_rows, config.bus.max_bytes)
 
         async def publish(version: Version) -> WeightUpdate:
             return transport.publish(version, trainer.weights())
@@ -107,8 +108,8 @@ class LocalRuntime(Runtime):
             engine=engine,
             trainer=trainer,
             publish=publish,
-            bus=Bus(config.bus.max_rows, config.bus.max_bytes),
-            players=Player(run, engine, adapter, environments),
+            bus=bus,
+            players=Player(run, engine, adapter, environments, bus),
             graders=graders,
             stages=stages,
             environments=environments,

@@ -123,7 +123,7 @@ class StepGroups:
         if config.order == "started":
             raise RelaxError(f"group {group.id} lags {lag} versions behind, more than max_staleness: a fault of Relax")
         await self.system.bus.evict(group.id)
-        self.system.give_back({row.id: row.columns for row in rows})
+        self.system.roles.players.forget({row.id: row.columns for row in rows})
         ticket = self.system.admission.evict(group.id)
         if ticket is not None:
             await self.system.rollout.start(ticket)

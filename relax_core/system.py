@@ -17,7 +17,6 @@ from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.feed import Feed
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
-from relax_core.players import media_keys
 from relax_core.prompts import Prompts
 from relax_core.rollout import Rollout
 from relax_core.run import build_algorithm
@@ -29,7 +28,8 @@ from relax_core.turns import Turns
 from relax_core.types import Version
 
 if TYPE_CHECKING:
-    from relax_core.interfaces import Algorithm, Columns
+    from relax_core.bus import BusState
+    from relax_core.interfaces import Algorithm
     from relax_core.run import Run
     from relax_core.runtime import Roles, Runtime
     from relax_core.screen import Screen
@@ -96,13 +96,10 @@ class System:
 
     def _stages(self) -> Iterator[tuple[str, Placed]]:
         """Every stage between rollout and trainer, with its name; scoring once for each worker."""
-        score = Score(self.run, self.roles.graders, self.bus, self.admission, self.rollout.decided, self.give_back)
+        forget = self.roles.players.forget
+        score = Score(self.run, self.roles.graders, self.bus, self.admission, self.rollout.decided, forget)
         yield from ((f"score-{i}", Here(score, f"score-{i}")) for i in range(SCORE_WORKERS))
         yield from self.roles.stages.items()
-
-    def give_back(self, rows: Mapping[str, Columns]) -> None:
-        """Rows that are gone need their media no more."""
-        self.roles.media.release(media_keys(rows))
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -217,7 +214,7 @@ class System:
             (folder / "state.json").write_text(json.dumps(state))
             self.run.stack.hook.on_save_checkpoint(run=self.run, event=CheckpointEvent(version, folder))
         freed = self.bus.release(version - 1)
-        self.give_back({row.id: row.columns for row in freed})
+        self.roles.players.forget({row.id: row.columns for row in freed})
         self._write_summary(version)
 
     def restore(self, version: int, folder: Path) -> None:
@@ -229,22 +226,24 @@ class System:
         self.admission.restore(state["admission"])
         self.feed.restore(state["feed"], self.admission.next_position)
         self.rollout.counts.update(state["played"])
-        self.bus.restore(pickle.loads((folder / "bus.pkl").read_bytes()))
-        self._refill_media()
+        self._restore_bus(pickle.loads((folder / "bus.pkl").read_bytes()))
         self.totals.restore(state["totals"])
         for name, callback in self.run.stack.callbacks.items():
             callback.load_state_dict(state["callbacks"].get(name, {}))
         self.first_step, self.lineage = version, state["lineage"] + 1
         self.run.stack.hook.on_load_checkpoint(run=self.run, event=CheckpointEvent(version, folder))
 
-    def _refill_media(self) -> None:
-        """Restored rows name media features by key: encode their prompts again, which makes equal ones."""
-        for row in self.bus.held_rows():
-            if row.columns["media"]:
-                members = {t.member: t for t in row.columns["played"].trajectories}
-                trajectory = members[row.member]
-                self.roles.adapter.encode([m for turn in trajectory.turns for m in (*turn.prompt, turn.reply)][:-1])
-                self.roles.media.retain(media_keys({row.id: row.columns}))
+    def _restore_bus(self, state: BusState) -> None:
+        """Rows name media features by key: their prompts are encoded again, which makes equal ones."""
+        with self.roles.media.holding():
+            for group in state.groups:
+                for row in group.views():
+                    if row.columns["media"]:
+                        members = {t.member: t for t in row.columns["played"].trajectories}
+                        turns = members[row.member].turns
+                        self.roles.adapter.encode([m for turn in turns for m in (*turn.prompt, turn.reply)][:-1])
+                        self.roles.players.hold({row.id: row.columns})
+            self.bus.restore(state)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from relax_algorithms.grpo import Grpo
+from relax_core.bus import Bus
 from relax_core.chat import Chat, Seat
 from relax_core.errors import DataError, EngineError
 from relax_core.interfaces import Batch, Completion, Engine, Environment, Interrupt, Loss, Outputs, Request
@@ -239,5 +240,5 @@ def test_what_a_template_refuses_leaves_the_conversation_as_it_was() -> None:
 def _played(environment: Environment, engine: Engine, adapter: Any) -> Trajectory:
     """One play of a task that says ``red``."""
     task = Task("t", (user("red" if isinstance(adapter, TextAdapter) else "w01"),), environment="toy")
-    player = Player(tiny_run(), engine, adapter, {"toy": environment})
+    player = Player(tiny_run(), engine, adapter, {"toy": environment}, Bus(1, 1))
     return asyncio.run(player.single(task, SEAT, Sampling(), None, {}))
