@@ -60,6 +60,11 @@ def relax_transports() -> Mapping[str, Component]:
     return {
         "copy": Component("relax_core.transports:CopyTransport", summary="Copies within one process."),
         "shared": Component("relax_core.transports:SharedTransport", summary="Copies through shared memory."),
+        "broadcast": Component(
+            "relax_core.transports:BroadcastTransport",
+            summary="Broadcasts to all engines at once, by gloo or NCCL; late ones pull over TCP.",
+        ),
+        "tcp": Component("relax_core.transports:TcpTransport", summary="Engines pull over TCP, from any machine."),
     }
 
 

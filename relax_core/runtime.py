@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relax_core.annotators import annotator
+from relax_core.aside import Aside
 from relax_core.bus import Bus
 from relax_core.config.columns import planned_stages
 from relax_core.config.schema import ComponentSection
@@ -75,13 +76,17 @@ class LocalRuntime(Runtime):
     @classmethod
     def check(cls, config: LocalConfig, run: RunConfig) -> Iterable[str]:
         if config.overlap == "process" and run.transport is not None and run.transport.id == "copy":
-            yield "overlap 'process' with transport 'copy', which stays in one process: take 'shared', or leave it out"
+            yield (
+                "overlap 'process' with transport 'copy', which stays in one process: take 'shared', 'broadcast' or "
+                "'tcp', or leave it out"
+            )
 
     def __init__(self, config: LocalConfig) -> None:
         super().__init__(config)
         self._engine: Engine | None = None
         self._transport: Transport | None = None
         self._graders: Graders | None = None
+        self._aside: Aside | None = None
 
     async def start(self, run: Run, note: Note, training: bool = True) -> Roles:
         config, stack = run.config, run.stack
@@ -93,16 +98,18 @@ class LocalRuntime(Runtime):
         algorithm = build_algorithm(run)
         setup = TrainerSetup(adapter, run, algorithm.outputs)
         trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
+        if not in_process:
+            trainer = self._aside = Aside(trainer)
         stages = stages_here(run, algorithm, adapter, media, trainer) if training else {}
         environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
-        engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media)
+        engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media, note)
         self._engine = engine
         await engine.start()
         bus = Bus(config.bus.max_rows, config.bus.max_bytes)
 
         async def publish(version: Version) -> WeightUpdate:
-            return transport.publish(version, trainer.weights())
+            return transport.publish(version, trainer.weights(), trainer.frozen_names())
 
         return Roles(
             engine=engine,
@@ -122,17 +129,20 @@ class LocalRuntime(Runtime):
         engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
         return engine
 
-    def _spawn_engine(self, run: Run, media: MediaStore) -> Engine:
+    def _spawn_engine(self, run: Run, media: MediaStore, note: Note) -> Engine:
         from relax_core.config.resolve import resolved
-        from relax_core.torch.process import ProcessEngine
+        from relax_core.remote.process import ProcessEngine
+        from relax_core.router import Router
 
-        return ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)
+        return Router([ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)], note)
 
     async def stop(self) -> None:
         if self._engine is not None:
             await self._engine.stop()
         if self._graders is not None:
             await self._graders.close()
+        if self._aside is not None:
+            self._aside.close()
         if self._transport is not None:
             self._transport.close()
 

@@ -1,47 +1,41 @@
 """Published weights: a manifest with a checksum per tensor, and the receiver's check against it.
 
-All tensors of a publication lie in one flat buffer, each at a multiple of 256 bytes with zeros up to the next. The
-checksum of a tensor is a sum over its 32-bit words, each times its position:
-
-    sum over i of (2 i + 1) x word_i   mod 2**64
-
-Any changed bit changes it (an odd number times a power of two below 2**64 is not 0), and so does swapping any two
-unequal elements of at most 32 bits. Every sum is exact, so the order in which a device adds does not matter.
-
-Legend: R rows of 64 words, N tensors.
+All tensors of a publication lie in one flat buffer, each at a multiple of 4096 bytes with zeros up to the next. Tensors
+that training cannot change lie in a publication of their own, the *base*, which a receiver reads once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from relax_core.errors import WeightsError
 from relax_core.types import Version
+from relax_core.weight_sums import ALIGNMENT, Sums, checksum, checksums, compare
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_WORDS = 64
-ALIGNMENT = 4 * _WORDS
-"""Bytes; every tensor of a buffer starts at a multiple of it."""
-_BLOCK = {"cpu": 1 << 9}
-"""Rows that are summed at once: on a CPU so few that they stay in the cache."""
 _BUCKET = 1 << 28
-"""Bytes that a receiver copies and verifies at once; a larger tensor makes a bucket of its own."""
+"""Bytes that a receiver without buffers of its own copies and verifies at once; a larger tensor has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A published tensor. ``dtype`` is torch's name without the prefix, such as ``bfloat16``."""
+    """A published tensor. ``dtype`` is torch's name without the prefix, such as ``bfloat16``.
+
+    ``checksum`` is None where the transport was told to make none.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    checksum: int
+    checksum: int | None
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +46,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a publication consists of, in order."""
+    """What a publication consists of, in order; the tensors of its base are listed too."""
 
     version: Version
     tensors: tuple[TensorInfo, ...]
@@ -63,36 +57,111 @@ class Manifest:
         return sum(info.nbytes for info in self.tensors)
 
 
+Links = dict[str, Any]
+"""What a receiver keeps from one update to the next: mappings, connections, places in groups. Emptied by ``unlink``."""
+
+
 class Handle(Protocol):
     """Where a publication's buffer is, for a receiver; picklable where the transport crosses processes."""
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """A copy (uint8) of these bytes of the buffer, which the receiver owns. Raises WeightsError when it is gone."""
+    @property
+    def device(self) -> str:
+        """Where a receiver's buffer should lie."""
+
+    def fill(self, out: Tensor, start: int, links: Links) -> Iterator[int]:
+        """Copy the buffer's bytes from ``start`` on into ``out`` (uint8); say now and then how many are there.
+
+        Raises WeightsError when the publication is gone, or has fewer bytes.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The tensors that training cannot change, as they were published once. Equal bits have an equal ``id``."""
+
+    id: str
+    tensors: tuple[TensorInfo, ...]
+    handle: Handle
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """A publication, as it travels to engines."""
+    """A publication, as it travels to engines. The handle's buffer holds what the base does not."""
 
     manifest: Manifest
     handle: Handle
+    base: Base | None = None
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the tensors in the base."""
+        return frozenset(info.name for info in self.base.tensors) if self.base else frozenset()
+
+    @property
+    def moving(self) -> tuple[TensorInfo, ...]:
+        """The tensors in the handle's buffer."""
+        frozen = self.frozen
+        return tuple(info for info in self.manifest.tensors if info.name not in frozen)
+
+    def tensors(self, held: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor): the receiver's own copies, each verified. Read them all before serving any.
 
-        Raises WeightsError, with the tensor's name and both checksums, when a tensor is not what was published.
+        Those of the base come first, and are left out for a receiver that holds it (``held``: its id). Raises
+        WeightsError, with the tensor's name and both checksums, when a tensor is not what was published.
         """
-        for infos, start, stop in _buckets(self.manifest.tensors):
-            data = self.handle.read(start, stop)
-            if data.numel() != stop - start:
-                raise WeightsError(
-                    f"weights {infos[0].name}: the buffer of version {self.manifest.version.number} has "
-                    f"{data.numel()} bytes, its manifest says {stop - start}; publish the weights again"
-                )
-            starts = offsets(infos)
-            for info, offset, found in zip(infos, starts, checksums(data, starts), strict=False):
-                _compare(info, found)
-                yield info.name, view(data, offset, info.shape, info.dtype)
+        import torch
+
+        links: Links = {}
+        try:
+            for infos, handle in self.parts(held):
+                for some, start, stop in _buckets(infos):
+                    out = torch.empty(stop - start, dtype=torch.uint8, device=handle.device)
+                    yield from received(some, handle, out, start, links)
+        finally:
+            unlink(links)
+
+    def parts(self, held: str | None = None) -> Iterator[tuple[tuple[TensorInfo, ...], Handle]]:
+        """What a receiver reads, and from where."""
+        if self.base is not None and self.base.id != held:
+            yield self.base.tensors, self.base.handle
+        yield self.moving, self.handle
+
+
+def received(
+    infos: Sequence[TensorInfo], handle: Handle, out: Tensor, start: int, links: Links
+) -> list[tuple[str, Tensor]]:
+    """Copy consecutive tensors of a buffer into ``out`` (uint8), verify them, and give the views."""
+    starts = offsets(infos)
+    sums = None
+    if out.device.type == "cpu" and any(info.checksum is not None for info in infos):
+        sums = Sums(out, starts)
+    done = 0
+    for done in handle.fill(out, start, links):
+        if sums is not None:
+            sums.advance(done)
+    if done != starts[-1]:
+        raise WeightsError(f"weights {infos[0].name}: {done} of {starts[-1]} bytes came; publish the weights again")
+    if sums is not None:
+        found = sums.found
+    else:
+        found = checksums(out, starts) if any(info.checksum is not None for info in infos) else [0] * len(infos)
+    for info, sum_ in zip(infos, found, strict=True):
+        compare(info.name, sum_, info.checksum)
+    return [(info.name, view(out, at, info.shape, info.dtype)) for info, at in zip(infos, starts, strict=False)]
+
+
+def short(found: int, wanted: int) -> WeightsError:
+    """For a handle whose publication has fewer bytes than the manifest says."""
+    return WeightsError(f"weights: the buffer has {found} bytes, its manifest says {wanted}; publish the weights again")
+
+
+def unlink(links: Links) -> None:
+    """Close what a receiver keeps."""
+    while links:
+        _, link = links.popitem()
+        if (close := getattr(link, "close", None)) is not None:
+            with contextlib.suppress(BufferError):  # a failed receive still looks at it
+                close()
 
 
 def offsets(infos: Sequence[TensorInfo]) -> list[int]:
@@ -115,60 +184,10 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def checksum(tensor: Tensor) -> int:
-    """The checksum of a tensor's bits, on its device; the result alone is copied to the host. Any dtype and layout."""
-    import torch
-
-    data = tensor.detach().contiguous().flatten()
-    size = -(-data.nbytes // ALIGNMENT) * ALIGNMENT
-    padded = data.new_zeros(size // data.element_size())
-    padded[: data.numel()] = data
-    return checksums(padded.view(torch.uint8), [0, size])[0]
-
-
-def checksums(buffer: Tensor, starts: Sequence[int]) -> list[int]:
-    """The checksums of the N tensors in a buffer (uint8); ``starts`` are N + 1 offsets as ``offsets`` gives them.
-
-    The buffer stays on its device; the N sums come to the host in one transfer.
-    """
-    import torch
-
-    if len(starts) < 2:
-        return []
-    words_RW = buffer.view(torch.int32).view(-1, _WORDS)
-    plain_R, weighted_R = _row_sums(words_RW)
-    # Sums up to each row, positions counted from the buffer's start; a tensor's own positions start at its first row.
-    row_R = torch.arange(len(plain_R), device=buffer.device)
-    upto_R = torch.cat([plain_R.new_zeros(1), (weighted_R + 2 * _WORDS * row_R * plain_R).cumsum(0)])
-    plain_upto_R = torch.cat([plain_R.new_zeros(1), plain_R.cumsum(0)])
-    bounds = torch.tensor(starts, device=buffer.device) // ALIGNMENT
-    first_N, end_N = bounds[:-1], bounds[1:]
-    shift_N = 2 * _WORDS * first_N * (plain_upto_R[end_N] - plain_upto_R[first_N])
-    sums_N = upto_R[end_N] - upto_R[first_N] - shift_N
-    return [int(s) % (1 << 64) for s in sums_N.tolist()]
-
-
-def _row_sums(words_RW: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row the sum of its words, and the sum of its words times 1, 3, 5, ...; int64 (R,).
-
-    Summed by one matrix product in float64, which is fast everywhere, and exact: no sum of 64 words times at most 127
-    reaches 2**53.
-    """
-    import torch
-
-    odd_W = 2 * torch.arange(_WORDS, device=words_RW.device, dtype=torch.float64) + 1
-    factors_W2 = torch.stack([torch.ones_like(odd_W), odd_W], 1)
-    blocks = torch.split(words_RW, _BLOCK.get(words_RW.device.type, 1 << 20))
-    sums_R2 = torch.cat([(block_RW.to(torch.float64) @ factors_W2).to(torch.int64) for block_RW in blocks])
-    return sums_R2[:, 0], sums_R2[:, 1]
-
-
-def _compare(info: TensorInfo, found: int) -> None:
-    if found != info.checksum:
-        raise WeightsError(
-            f"weights {info.name}: checksum {found:016x}, the manifest says {info.checksum:016x}: it was altered, "
-            "or written over by a later publication; publish the weights again"
-        )
+def content_id(infos: Sequence[TensorInfo]) -> str:
+    """Equal for equal names, shapes, dtypes and checksums."""
+    listed = "\n".join(f"{i.name} {i.shape} {i.dtype} {i.checksum}" for i in infos)
+    return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
 
 
 def verify(info: TensorInfo, tensor: Tensor) -> None:
@@ -179,7 +198,8 @@ def verify(info: TensorInfo, tensor: Tensor) -> None:
     ):
         if found != expected:
             raise WeightsError(f"weights {info.name}: {what} {found}, the manifest says {expected}")
-    _compare(info, checksum(tensor))
+    if info.checksum is not None:
+        compare(info.name, checksum(tensor), info.checksum)
 
 
 def _buckets(tensors: Sequence[TensorInfo]) -> Iterator[tuple[Sequence[TensorInfo], int, int]]:

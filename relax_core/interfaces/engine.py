@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from relax_core.errors import EngineError
 from relax_core.interfaces.component import Columns, Configurable, Interrupt
 from relax_core.types import DrawKey, Encoded, Sampling, Stop, Version
 
@@ -57,18 +59,38 @@ class Engine(Configurable, ABC):
         ``drain``: they finish first, and new ones wait.
         """
 
+    async def share_weights(self, host: str | None = None) -> WeightUpdate:
+        """The weights that it serves, for a peer whose publisher has them no more. Raises EngineError if it cannot.
+
+        ``host``: the address of the engine's machine, where the peer may be on another one.
+        """
+        raise EngineError(f"engine {type(self).__name__}: it cannot share its weights; publish them again")
+
     def enter(self, pool: Literal["train", "eval"]) -> None:
-        """Someone who may submit requests is at work: a deterministic engine waits for it before it decodes."""
+        """Someone who may submit requests is at work: a deterministic engine waits for it before it decodes.
+
+        May be called at any time; who has entered is remembered through a restart.
+        """
 
     def leave(self, pool: Literal["train", "eval"]) -> None:
         """The counterpart of ``enter``."""
 
-    async def start(self) -> None: ...
+    async def settled(self) -> None:
+        """Return when what was said before (requests, ``enter``, ``leave``) has reached the engine, wherever it is."""
+
+    async def start(self) -> None:
+        """Serve. One that died serves again, with its first weights: ``load_weights`` follows."""
+
     async def stop(self) -> None: ...
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
     async def sleep(self) -> None: ...
     async def wake(self) -> None: ...
+
+    async def died(self) -> str:
+        """Return when a started engine has died, and why; never, if only its calls can tell."""
+        await asyncio.Event().wait()
+        return ""
 
     @abstractmethod
     async def health(self) -> Mapping[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,12 +91,14 @@ class Transport(Configurable, ABC):
     """Moves published weights from the trainer to engines: always a copy, never an alias."""
 
     @abstractmethod
-    def publish(self, version: Version, weights: Iterable[tuple[str, torch.Tensor]]) -> WeightUpdate:
-        """Copy the weights, with a manifest; the update is picklable and names where they are."""
+    def publish(
+        self, version: Version, weights: Iterable[tuple[str, torch.Tensor]], frozen: frozenset[str] = frozenset()
+    ) -> WeightUpdate:
+        """Copy the weights, with a manifest; the update is picklable and names where they are.
 
-    @abstractmethod
-    def subscribe(self) -> Callable[[WeightUpdate], Iterator[tuple[str, torch.Tensor]]]:
-        """The receiving side (picklable): gives the tensors of an update, each verified against the manifest."""
+        ``frozen`` names tensors that training cannot change: they are published once, and each receiver reads them
+        once. Should their bits change all the same, they are published anew. A receiver takes ``update.tensors()``.
+        """
 
     def close(self) -> None:
         """Free what ``publish`` allocated."""

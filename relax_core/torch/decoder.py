@@ -23,7 +23,7 @@ from relax_core.torch.kv import CACHE_ARGUMENT, SlotCache, attention_windows, te
 from relax_core.torch.queue import Prompt, Queue, Waiting, batches, check_request
 from relax_core.torch.rows import Rows
 from relax_core.torch.sampling import Rules, chunks, draw
-from relax_core.torch.swap import Named, check_weights, take_weights
+from relax_core.torch.swap import Named, adopt_weights
 from relax_core.types import Stop, Version
 
 Pool = Literal["train", "eval"]
@@ -128,13 +128,12 @@ class Decoder:
             self._release(self._pools[name])
         return ended
 
-    def check(self, weights: Named) -> None:
-        """Raises WeightsError for weights that ``swap`` would refuse."""
-        check_weights(self.model, weights)
+    def swap(self, version: Version, weights: Named, held: frozenset[str] = frozenset()) -> None:
+        """Draw from these very tensors from now on; those named in ``held`` may be missing, they stay.
 
-    def swap(self, version: Version, weights: Named) -> None:
-        """Draw from other weights from now on. Raises WeightsError; then the old ones stay."""
-        take_weights(self.model, weights)
+        Raises WeightsError; then the old ones stay.
+        """
+        adopt_weights(self.model, weights, held)
         self.versions.append(version)
 
     def move(self, device: str) -> None:

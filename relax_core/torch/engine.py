@@ -1,6 +1,7 @@
 """The embedded engine: the decoder behind ``Engine``'s interface, run by one asyncio task, a step at a time.
 
-Everything happens on the event loop's thread, so weights, aborts and pauses always fall between two decode steps.
+Everything happens on the event loop's thread, so weights, aborts and pauses always fall between two decode steps. New
+weights alone are received and verified in another thread, while decoding goes on.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from relax_core.interfaces import Completion, Engine, Interrupt, Request
 from relax_core.setup import EngineSetup
 from relax_core.torch.config import EngineConfig
 from relax_core.torch.decoder import POOLS, Decoder, Ended, Pool
+from relax_core.torch.optim import named_tensors
+from relax_core.torch.swap import Named, check_weights
+from relax_core.weight_receiver import Receiver
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
+    from relax_core.interfaces import Transport
     from relax_core.weights import WeightUpdate
 
 _MAX_FAILURES = 3
@@ -47,6 +52,8 @@ class TorchEngine(Engine):
         self._entered: dict[Pool, int] = dict.fromkeys(POOLS, 0)
         self._paused = self._asleep = False
         self._make_events()
+        self._receiver = Receiver()
+        self._sharing: Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_pool: Pool = POOLS[-1]
         self._dead: str | None = "it was not started"
@@ -83,6 +90,7 @@ class TorchEngine(Engine):
         )
         self._paused = self._asleep = False
         self._dead = self._cause = None
+        self._receiver = Receiver(group=True, device=str(self.decoder.device))
         self._make_events()
         self._task = asyncio.create_task(self._serve(), name="torch engine")
 
@@ -93,6 +101,9 @@ class TorchEngine(Engine):
             await asyncio.gather(self._task, return_exceptions=True)
         self._task = self.decoder = None
         self._die("it was stopped")
+        self._stop_sharing()
+        if not self._loading.locked():  # else who loads closes it
+            self._receiver.close()
 
     def _die(self, reason: str, cause: BaseException | None = None) -> None:
         if self._dead is None:
@@ -208,21 +219,59 @@ class TorchEngine(Engine):
     async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None:
         """See ``Engine``. Everything is verified before anything running is touched."""
         async with self._loading:
-            decoder = self._alive()
-            tensors = list(update.tensors())
-            decoder.check(tensors)
-            if interrupt == "drain":
-                decoder.admitting = False
-                try:
+            receiver, decoder = self._receiver, self._alive()
+            try:
+                decoder.admitting = interrupt != "drain"
+                weights, held = await self._receive(receiver, update), receiver.kept(update)
+                if self._alive() is not decoder:
+                    raise EngineError("engine: it was started anew while weights came; load them again")
+                check_weights(decoder.model, weights, held)
+                if interrupt == "drain":
                     await self._idle.wait()
-                    self._alive().swap(update.manifest.version, tensors)
-                finally:
-                    decoder.admitting = True
-                    self._wake.set()
-            else:
-                self._deliver_all(decoder.abort() if interrupt == "abort" else [])
-                decoder.swap(update.manifest.version, tensors)
-                self._mark_idle(decoder)
+                    self._alive()
+                elif interrupt == "abort":
+                    self._deliver_all(decoder.abort())
+                self._swap(decoder, update, weights, held)
+            finally:
+                decoder.admitting = True
+                self._wake.set()
+                if self.decoder is not decoder:
+                    receiver.close()
+
+    async def _receive(self, receiver: Receiver, update: WeightUpdate) -> Named:
+        """In a thread, while decoding goes on; but where batches must not depend on timing nothing is decoded."""
+        if self.setup.deterministic:
+            return receiver.receive(update)
+        work = asyncio.create_task(asyncio.to_thread(receiver.receive, update))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.gather(work, return_exceptions=True)  # it writes into the memory that the next one uses
+            raise
+
+    def _swap(self, decoder: Decoder, update: WeightUpdate, weights: Named, held: frozenset[str]) -> None:
+        """Between two steps: the model draws from the received tensors themselves from now on."""
+        decoder.swap(update.manifest.version, weights, held)
+        self._receiver.took(update, adopted=True)
+        self._mark_idle(decoder)
+        self._stop_sharing()
+
+    async def share_weights(self, host: str | None = None) -> WeightUpdate:
+        """What this engine serves, for a peer that lacks it: in shared memory or, with this machine's address, by TCP.
+
+        It is readable until new weights are loaded here, or the engine stops.
+        """
+        async with self._loading:
+            decoder = self._alive()
+            self._stop_sharing()
+            self._sharing = sharing = _sharing(host)
+            weights, frozen = list(named_tensors(decoder.model)), self._receiver.frozen
+            return await asyncio.to_thread(sharing.publish, decoder.version, weights, frozen)
+
+    def _stop_sharing(self) -> None:
+        if self._sharing is not None:
+            self._sharing.close()
+            self._sharing = None
 
     async def pause(self) -> None:
         """No step until ``resume``; requests may still come."""
@@ -248,6 +297,12 @@ class TorchEngine(Engine):
         self._alive().move(_device(self.config.device))
         self._asleep = False
         self._wake.set()
+
+
+def _sharing(host: str | None) -> Transport:
+    from relax_core.transports import SharedTransport, TcpTransport
+
+    return SharedTransport(SharedTransport.Config()) if host is None else TcpTransport(TcpTransport.Config(host=host))
 
 
 def _device(name: str) -> str:

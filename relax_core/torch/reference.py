@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from relax_core.torch.model_stage import ModelStage
 from relax_core.torch.optim import named_tensors
 from relax_core.torch.stage_config import ReferenceConfig
 from relax_core.torch.swap import take_weights
+from relax_core.weight_receiver import Receiver
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ class Reference(ModelStage):
     def __init__(self, config: ReferenceConfig, setup: StageSetup) -> None:
         super().__init__(config, setup)
         self.refresh = config.refresh
+        self.receiver = Receiver()
         self.refreshed = False
         self._fits = False
 
@@ -56,9 +59,10 @@ class Reference(ModelStage):
         number = update.manifest.version.number
         if number == 0 or number % self.refresh:
             return
-        weights = list(update.tensors())
+        weights = await asyncio.to_thread(self.receiver.receive, update)
         async with self.weights_lock:
-            take_weights(self.model, weights)
+            take_weights(self.model, weights, self.receiver.kept(update))
+        self.receiver.took(update, adopted=False)
         self.refreshed = True
 
     def save(self, folder: Path) -> None:
@@ -79,6 +83,7 @@ class Reference(ModelStage):
         except Exception as error:  # rubbish raises whatever it meets first
             said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise CheckpointError(f"{self.where}: {path} cannot be read: {said}") from error
+        self.receiver.close()  # whatever base it held, these are other weights
         self.refreshed = True
 
 

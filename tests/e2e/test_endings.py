@@ -30,11 +30,10 @@ from relax_core.interfaces import Component
 
 
 class Assassin(Callback):
-    armed = True
+    """Kills the engine after the third step; in a run of more than six steps after every one."""
 
     def on_step_end(self, run, event):
-        if event.step == 2 and Assassin.armed:
-            Assassin.armed = False
+        if event.step == 2 or run.config.steps > 6:
             for child in multiprocessing.active_children():
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -54,14 +53,21 @@ def assassin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[EntryP
 
 
 @pytest.mark.timeout(180)
-def test_a_dead_engine_ends_the_run_and_it_can_go_on(assassin: Sequence[EntryPoint], tmp_path: Path) -> None:
+def test_a_dead_engine_is_started_again(assassin: Sequence[EntryPoint], tmp_path: Path) -> None:
+    """It gets the newest weights, what it was asked is asked again, and the run is what it would have been."""
     changes = {"plugins": ["assassin"], "callbacks": [{"id": "assassin"}], "runtime": {"overlap": "process"}}
-    path = run_file(tmp_path, **changes)
-    with pytest.raises(EngineError, match="engine"):
+    directory = train(run_file(tmp_path, **changes), installed=assassin)
+    assert metrics(directory) == metrics(train(run_file(tmp_path / "undisturbed")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_engine_that_dies_again_and_again_ends_the_run(assassin: Sequence[EntryPoint], tmp_path: Path) -> None:
+    changes = {"plugins": ["assassin"], "callbacks": [{"id": "assassin"}], "runtime": {"overlap": "process"}}
+    path = run_file(tmp_path, steps=10, **changes)
+    with pytest.raises(EngineError, match="none of 1 is left"):
         train(path, installed=assassin)
     assert not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE and "relax" in c.name()]
-    directory = train(path, installed=assassin)
-    assert metrics(directory) == metrics(train(run_file(tmp_path / "undisturbed")))
 
 
 @pytest.mark.timeout(120)

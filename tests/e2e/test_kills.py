@@ -56,15 +56,15 @@ def before_a_checkpoint_is_named(count: int) -> None:
 
 def while_weights_are_copied(count: int) -> None:
     """When the step is in the journal and no engine has its weights."""
-    from relax_core import transports
+    from relax_core.transports import snapshot
 
-    dies_at_call(transports, "_fill", count * 2)
+    dies_at_call(snapshot, "_fill_blocks", count * 2)
 
 
 def while_the_engine_loads(count: int) -> None:
-    from relax_core.torch.decoder import Decoder
+    from relax_core.torch.engine import TorchEngine
 
-    dies_at_call(Decoder, "swap", count)
+    dies_at_call(TorchEngine, "_swap", count)
 
 
 def in_an_evaluation(count: int) -> None:

@@ -50,9 +50,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """An undisturbed run."""
     published: dict[int, dict[str, Tensor]] = {}
 
-    def publish(self: CopyTransport, version: Version, weights: Iterable[tuple[str, Tensor]]) -> WeightUpdate:
+    def publish(
+        self: CopyTransport, version: Version, weights: Iterable[tuple[str, Tensor]], frozen: frozenset[str]
+    ) -> WeightUpdate:
         published[version.number] = {name: tensor.clone() for name, tensor in weights}
-        return real(self, version, published[version.number].items())
+        return real(self, version, published[version.number].items(), frozen)
 
     real = CopyTransport.publish
     with pytest.MonkeyPatch.context() as patch:

@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from relax_core.errors import DataError, EngineError, PluginError, WeightsError
 from relax_core.interfaces import Completion, Engine, Request
-from relax_core.media import MediaStore
+from relax_core.remote.process import ProcessEngine
+from relax_core.remote.sent import SentMedia
+from relax_core.remote.wire import restore
 from relax_core.testing.engines import TinyBuilder, changed_weights, request
 from relax_core.testing.processes import ENDLESS, CountingBuilder, RefusingBuilder, VanishingBuilder
 from relax_core.testing.tiny import tiny_adapter
-from relax_core.torch.process import ProcessEngine, _SentMedia
-from relax_core.torch.wire import restore
+from relax_core.testing.two_turns import IMAGE, plays, stored
 from relax_core.transports import SharedTransport
 from relax_core.types import Encoded, MediaRef, Stop, Version
 
@@ -30,38 +30,6 @@ pytestmark = pytest.mark.timeout(90)
 
 SETTINGS: dict[str, Any] = {"images": True}
 BUILDER = TinyBuilder(SETTINGS, {"max_rows": 4}, seed=3, deterministic=True)
-IMAGE = tiny_adapter(images=True).ids["<image>"]
-
-
-def stored() -> MediaStore:
-    media = MediaStore({}, max_bytes=1 << 20)
-    for i, key in enumerate(("red", "green", "blue")):
-        media.put(key, {"colour": 2**i * np.eye(3, dtype=np.float32)[i]})
-        media.retain([key])
-    return media
-
-
-async def play(e: Engine, member: int) -> list[Completion]:
-    """Two turns, some about an image; entered by the caller."""
-    key = ("red", "green", "blue")[member % 3]
-    media = (MediaRef("image", key, 0, 1),) if member % 2 else ()
-    ids, done = [IMAGE if member % 2 else 5, 6 + member % 5], []
-    try:
-        for turn in range(2):
-            await asyncio.sleep(0.003 * ((member * 7 + turn) % 4))
-            r = request(f"{member}", Encoded(ids, media), 3 + (5 * member) % 7, order=(member, turn))
-            c = await e.generate(replace(r, key=r.key._replace(turn=turn)))
-            done.append(c)
-            ids = [*ids, *c.ids, 9]
-    finally:
-        e.leave("train")
-    return done
-
-
-async def plays(e: Engine) -> list[list[Completion]]:
-    for _ in range(7):
-        e.enter("train")
-    return await asyncio.gather(*(play(e, m) for m in range(7)))
 
 
 def here(scenario: Callable[[Engine], Awaitable[Any]]) -> Any:
@@ -235,7 +203,7 @@ import asyncio, os, signal
 from relax_core.media import MediaStore
 from relax_core.testing.engines import request
 from relax_core.testing.processes import ENDLESS, CountingBuilder
-from relax_core.torch.process import ProcessEngine
+from relax_core.remote.process import ProcessEngine
 
 async def main():
     e = ProcessEngine(CountingBuilder(), MediaStore({}, 1))
@@ -267,7 +235,7 @@ def test_a_busy_child_whose_parent_is_killed_ends_too(tmp_path: Path) -> None:
 
 
 def test_media_are_sent_once_and_dropped_least_recently_used_first() -> None:
-    sent = _SentMedia(stored(), max_bytes=24)  # two features of 12 bytes
+    sent = SentMedia(stored(), max_bytes=24)  # two features of 12 bytes
     assert [m[:2] for m in sent.use(["red", "green", "red"])] == [("put", "red"), ("put", "green")]
     assert sent.done(["red", "green", "red"]) == []
     assert sent.use(["red"]) == []
@@ -278,7 +246,7 @@ def test_media_are_sent_once_and_dropped_least_recently_used_first() -> None:
 
 
 def test_media_of_running_requests_stay_beyond_the_bound() -> None:
-    sent = _SentMedia(stored(), max_bytes=0)
+    sent = SentMedia(stored(), max_bytes=0)
     sent.use(["red"])
     sent.use(["red", "blue"])
     assert sent.done(["red"]) == []

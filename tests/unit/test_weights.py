@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_core.errors import WeightsError
-from relax_core.weights import TensorInfo, checksum, checksums, offsets, verify, view
+from relax_core.weight_sums import Sums, _on_device, checksum, checksums, tensor_sums
+from relax_core.weights import TensorInfo, offsets, verify, view
 
 DTYPES = [
     torch.float32,
@@ -32,8 +33,17 @@ def random_bits(dtype: torch.dtype, count: int, seed: int = 0) -> torch.Tensor:
 def by_definition(tensor: torch.Tensor) -> int:
     """The formula in Python's whole numbers."""
     data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    words: list[int] = np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<i4").tolist()
-    return sum((2 * i + 1) * word for i, word in enumerate(words)) % 2**64
+    words: list[int] = np.frombuffer(data + b"\0" * (-len(data) % 8), dtype="<u8").tolist()
+    rows = [sum(words[i : i + 512]) for i in range(0, len(words), 512)]
+    lanes = [sum(words[i::512]) for i in range(512)]
+    return positions(rows) << 64 | positions(lanes)
+
+
+def positions(sums: list[int]) -> int:
+    low, high = [s % 2**32 for s in sums], [s % 2**64 >> 32 for s in sums]
+    return (
+        sum((2 * k + 1) * (a + 0x9E3779B97F4A7C15 * b) for k, (a, b) in enumerate(zip(low, high, strict=True))) % 2**64
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,8 +54,8 @@ def test_the_checksum_is_the_written_sum(dtype: torch.dtype, count: int) -> None
 
 
 def test_extreme_words_do_not_overflow_the_arithmetic() -> None:
-    for word in (-(2**31), 2**31 - 1, -1):
-        tensor = torch.full((100_000,), word, dtype=torch.int32)
+    for word in (-(2**63), 2**63 - 1, -1):
+        tensor = torch.full((100_000,), word, dtype=torch.int64)
         assert checksum(tensor) == by_definition(tensor)
 
 
@@ -70,11 +80,27 @@ def test_swapping_unequal_elements_changes_it(dtype: torch.dtype, count: int, se
     assert (checksum(swapped.view(dtype)) != checksum(tensor.view(dtype))) == (int(tensor[a]) != int(tensor[b]))
 
 
-def test_far_apart_words_that_differ_in_the_top_bit_alone() -> None:
+@pytest.mark.parametrize("first", [0, 1, 1023])
+@pytest.mark.parametrize("distance", [2, 1024, 1 << 19, (1 << 19) + 2])
+def test_words_that_differ_in_the_top_bit_alone(first: int, distance: int) -> None:
+    """A plain weighted sum modulo 2**64 would see none of these: twice anything times 2**63 is 0."""
     tensor = torch.zeros(1 << 20, dtype=torch.int32)
-    tensor[0] = -(2**31)
-    swapped = tensor.roll(1 << 19)
-    assert checksum(tensor) != checksum(swapped) != 0
+    tensor[first] = -(2**31)
+    assert checksum(tensor) != checksum(tensor.roll(distance)) != 0
+
+
+def test_a_buffer_that_fills_in_pieces_of_any_size_has_the_same_sums() -> None:
+    sizes = [3, 1000, 1 << 16, 70_000, 0, 5]
+    infos = [TensorInfo(str(i), (n,), "float32", 0) for i, n in enumerate(sizes)]
+    starts = offsets(infos)
+    buffer = random_bits(torch.uint8, starts[-1])
+    whole = checksums(buffer, starts)
+    for piece in (1 << 10, 4097, 1 << 18, 300_000):
+        sums = Sums(buffer, starts)
+        for upto in range(0, starts[-1], piece):
+            sums.advance(upto)
+        sums.advance(starts[-1])
+        assert sums.found == whole
 
 
 def test_equal_bits_of_other_dtypes_and_layouts_have_equal_checksums() -> None:
@@ -90,11 +116,12 @@ def test_many_tensors_of_a_buffer_are_summed_at_once() -> None:
     tensors = [random_bits(dtype, 17 * (i + 1), i) for i, dtype in enumerate(DTYPES)] + [torch.zeros(0)]
     infos = [TensorInfo(str(i), tuple(t.shape), str(t.dtype)[6:], 0) for i, t in enumerate(tensors)]
     starts = offsets(infos)
-    assert all(start % 256 == 0 for start in starts)
+    assert all(start % 4096 == 0 for start in starts)
     buffer = torch.zeros(starts[-1], dtype=torch.uint8)
     for tensor, info, start in zip(tensors, infos, starts, strict=False):
         view(buffer, start, info.shape, info.dtype).copy_(tensor)
     assert checksums(buffer, starts) == [checksum(t) for t in tensors]
+    assert _on_device(buffer, starts) == tensor_sums(tensors) == checksums(buffer, starts)  # as a GPU does it
 
 
 def test_verify_names_tensor_expected_and_found() -> None:
@@ -105,5 +132,5 @@ def test_verify_names_tensor_expected_and_found() -> None:
         verify(info, tensor.t())
     with pytest.raises(WeightsError, match=r"weights model.w: dtype bfloat16, the manifest says float32"):
         verify(info, tensor.bfloat16())
-    with pytest.raises(WeightsError, match=rf"weights model.w: checksum \w+, the manifest says {info.checksum:016x}"):
+    with pytest.raises(WeightsError, match=rf"weights model.w: checksum \w+, the manifest says {info.checksum:032x}"):
         verify(info, tensor + 1)

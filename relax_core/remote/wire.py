@@ -1,10 +1,11 @@
-"""Messages between a process and its engine process: pickled, one frame for each turn of the sender's event loop."""
+"""Messages between a client and an engine elsewhere, collected for each turn of the sender's event loop; errors too."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from relax_core import errors
@@ -13,14 +14,17 @@ from relax_core.errors import EngineError, RelaxError
 _HEADER = struct.Struct("<Q")
 
 Message = tuple[Any, ...]
-"""The kind, and what belongs to it."""
+"""To the engine: the kind and what belongs to it. From it: the serial, and (None, value) or an error's (name, text)."""
+
+Send = Callable[[list[Message]], None]
+"""Passes messages on, in order; must not wait."""
 
 
 class Outbox:
-    """Collects messages and writes them together when the event loop comes round; keeps their order."""
+    """Collects messages and sends them together when the event loop comes round; keeps their order."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer, self._messages = writer, list[Message]()
+    def __init__(self, send: Send) -> None:
+        self._send, self._messages = send, list[Message]()
 
     def put(self, *message: Any) -> None:
         if not self._messages:
@@ -29,10 +33,20 @@ class Outbox:
 
     def flush(self) -> None:
         messages, self._messages = self._messages, []
-        if messages and not self._writer.is_closing():
+        if messages:
+            self._send(messages)
+
+
+def framed(writer: asyncio.StreamWriter) -> Send:
+    """Sends each list of messages as one pickled frame."""
+
+    def send(messages: list[Message]) -> None:
+        if not writer.is_closing():
             data = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
-            self._writer.write(_HEADER.pack(len(data)))
-            self._writer.write(data)
+            writer.write(_HEADER.pack(len(data)))
+            writer.write(data)
+
+    return send
 
 
 async def receive(reader: asyncio.StreamReader) -> list[Message] | None:
@@ -50,9 +64,9 @@ def describe(error: BaseException) -> tuple[str, str]:
     return type(error).__name__, str(error)
 
 
-def restore(name: str, text: str) -> RelaxError:
+def restore(name: str, text: str, where: str = "engine process") -> RelaxError:
     """The error that the other side described; one that is not Relax's own becomes an EngineError."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, RelaxError):
         return kind(text)
-    return EngineError(f"engine process: {name}: {text}")
+    return EngineError(f"{where}: {name}: {text}")
