@@ -6,7 +6,7 @@ Legend: T tokens of a row, M sampled tokens of a micro-batch, H hidden size, K m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from relax_core.errors import ConfigError
 from relax_core.interfaces import Columns, ModelAdapter, Outputs, Row
 from relax_core.torch.batch import line_count, lines, on_row, wide_column
 from relax_core.torch.forward import Forward
+from relax_core.torch.fsdp import Shards
 from relax_core.torch.layout import Kind, Piece
 from relax_core.torch.logprobs import Asked, statistics
 from relax_core.torch.pieces import Pieces
@@ -30,6 +31,9 @@ PER_LINE = frozenset({"topk_logprobs", "full_logprobs"})
 _TOP_CHUNK = {"cpu": 1 << 23}
 """Elements of logits (M, V) that exist at once while the most probable tokens are looked for."""
 
+Found = dict[str, dict[str, Any]]
+"""Columns by the row's id and their name."""
+
 
 class Annotator:
     """Runs rows through a model of its own, in micro-batches cut by the plan's packer.
@@ -39,9 +43,15 @@ class Annotator:
     """
 
     def __init__(
-        self, model: torch.nn.Module, adapter: ModelAdapter, layout: Kind, temperature: float, budget: int
+        self,
+        model: torch.nn.Module,
+        adapter: ModelAdapter,
+        layout: Kind,
+        temperature: float,
+        budget: int,
+        shards: Shards | None = None,
     ) -> None:
-        self.compute = Forward(model, adapter, layout, temperature)
+        self.compute = Forward(model, adapter, layout, temperature, shards)
         self.pieces = Pieces(self.compute.kind, budget)
 
     async def forward(self, rows: Sequence[Row], outputs: frozenset[str], top_k: int | None = None) -> list[Columns]:
@@ -52,6 +62,19 @@ class Annotator:
         ``topk``: the ``top_k`` most probable tokens in falling order, as ``topk_ids``, int32 (sampled, K), and
         ``topk_logprobs``. Rows without sampled tokens get zeros and no lines. Raises ConfigError for another output.
         """
+        found: Found = {}
+        for _ in self._found(rows, outputs, top_k, found):
+            await asyncio.sleep(0)
+        return [found.get(row.id) or self._nothing(row, outputs, top_k) for row in rows]
+
+    def forward_now(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
+        """``forward`` at once."""
+        found: Found = {}
+        for _ in self._found(rows, outputs, None, found):
+            pass
+        return [found.get(row.id) or self._nothing(row, outputs, None) for row in rows]
+
+    def _found(self, rows: Sequence[Row], outputs: frozenset[str], top_k: int | None, found: Found) -> Iterator[None]:
         check_outputs(outputs, PER_TOKEN | PER_LINE | {"topk"}, "forward")
         self._check_top(outputs, top_k)
 
@@ -59,8 +82,7 @@ class Annotator:
             made = self._stated(sampled, pieces, outputs - {"topk"})
             return made | (self._top(pieces, top_k) if "topk" in outputs and top_k else {})
 
-        found = await in_micro_batches(rows, self.pieces, columns)
-        return [found.get(row.id) or self._nothing(row, outputs, top_k) for row in rows]
+        return in_micro_batches(rows, self.pieces, columns, found)
 
     def _check_top(self, outputs: frozenset[str], top_k: int | None) -> None:
         if "topk" not in outputs:
@@ -121,26 +143,25 @@ class Annotator:
         return columns
 
 
-async def in_micro_batches(
+def in_micro_batches(
     rows: Sequence[Row],
     pieces: Pieces,
     columns: Callable[[Sequence[Row], Sequence[Piece]], Mapping[str, Sequence[Any]]],
-) -> dict[str, dict[str, Any]]:
-    """By row id the columns that ``columns`` gives for a micro-batch, by name one for each of its rows.
+    found: Found,
+) -> Iterator[None]:
+    """Put into ``found``, by row id, the columns that ``columns`` gives for a micro-batch, by name one for each row.
 
-    Runs without gradient, and yields to the event loop after every micro-batch. Rows without sampled tokens are left
-    out; those of a group must lie in a line.
+    Runs without gradient, and pauses after every micro-batch. Rows without sampled tokens are left out; those of a
+    group must lie in a line.
     """
-    found: dict[str, dict[str, Any]] = {}
     for sampled, parts in pieces.micro_batches(rows):
         with torch.no_grad():
             made = columns(sampled, parts)
         for name, values in made.items():
             for row, value in zip(sampled, values, strict=True):
                 found.setdefault(row.id, {})[name] = value
-        await asyncio.sleep(0)
+        yield
     pieces.clear()
-    return found
 
 
 def check_outputs(outputs: frozenset[str], known: frozenset[str], who: str) -> None:

@@ -40,7 +40,7 @@ class CriticConfig(ComponentConfig):
 
 
 class TrainerConfig(ComponentConfig):
-    """The trainer that runs the transformers model itself, in one process."""
+    """The trainer that runs the transformers model itself, in one process or over several ranks."""
 
     lr: PositiveFloat = 1e-6
     """Peak learning rate of AdamW."""
@@ -61,8 +61,8 @@ class TrainerConfig(ComponentConfig):
     max_nonfinite: PositiveInt = 3
     """An update whose gradient is NaN or infinite is skipped; so many in a row end the run."""
     tokens_per_micro_batch: PositiveInt | None = None
-    """Computed tokens of one forward and backward; default: 4096 on a CPU (more outgrows its caches), 16384 on a GPU. A
-    row is never cut. The gradient does not depend on it, the memory does."""
+    """Computed tokens of one forward and backward, on each rank; default: 4096 on a CPU (more outgrows its caches),
+    16384 on a GPU. A row is never cut. The gradient does not depend on it, the memory does."""
     layout: Literal["shared", "packed", "padded"] = "shared"
     """``shared``: each unique prompt is computed once for all rows that begin with it, and nothing is padded.
     ``packed``: every row with its own prompt. ``padded``: one row a line, padded to the longest; models whose rows
@@ -76,6 +76,11 @@ class TrainerConfig(ComponentConfig):
     """Compute each layer again in the backward pass instead of keeping what it made: less memory, a third slower."""
     threads: PositiveInt | None = None
     """Torch threads of the trainer's process; default: 1 on a CPU (more slows small models), else torch's own."""
+    sharding: Literal["replicate", "fsdp"] = "replicate"
+    """Over several ranks: ``replicate``: each has the whole model, and gradients are summed once an update. ``fsdp``:
+    each keeps a part of every weight and of AdamW's averages, and gathers a layer when it computes it (FSDP2)."""
+    frozen: tuple[str, ...] = ()
+    """Patterns of the names of parameters that do not train, of policy and critic, such as ``*visual*``."""
     critic: CriticConfig = CriticConfig()
     """Of algorithms with a critic, such as ``ppo``: a second copy of the model that learns the value of each state."""
 

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from relax_core.interfaces import Columns, ModelAdapter, Row
-from relax_core.torch.annotate import in_micro_batches
+from relax_core.torch.annotate import Found, in_micro_batches
 from relax_core.torch.batch import on_row
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.forward import Forward
 from relax_core.torch.layout import Piece
 from relax_core.torch.learner import Learner
 from relax_core.torch.pieces import Pieces
-from relax_core.torch.trained import load_trained
+from relax_core.torch.ranks import ALONE, Ranks
+from relax_core.torch.trained import load_divided
 
 
 class Critic:
@@ -32,14 +33,15 @@ class Critic:
     zero, so that all values do.
     """
 
-    def __init__(self, config: TrainerConfig, adapter: ModelAdapter, steps: int, budget: int) -> None:
-        model = load_trained(config, adapter)
-        _drop_head(model)
-        self.compute = Forward(model, adapter, config.layout, temperature=1.0)
+    def __init__(
+        self, config: TrainerConfig, adapter: ModelAdapter, steps: int, budget: int, ranks: Ranks = ALONE
+    ) -> None:
+        model, self.shards = load_divided(config, adapter, ranks, _drop_head)
+        self.compute = Forward(model, adapter, config.layout, 1.0, self.shards)
         self._head = _zero_head(_hidden_size(self.compute), self.compute.device)
         module = torch.nn.ModuleDict({"model": model, "head": self._head})
-        self.learner = Learner(module, config.for_critic(), steps, "trainer.critic")
-        self._pieces = Pieces(self.compute.kind, budget)
+        self.learner = Learner(module, config.for_critic(), steps, "trainer.critic", ranks, self.shards)
+        self.pieces = Pieces(self.compute.kind, budget)
         self.still = asyncio.Lock()
         """Held while rows are computed or the weights move: the values of a call are those of one critic."""
 
@@ -54,22 +56,36 @@ class Critic:
 
     async def forward(self, rows: Sequence[Row]) -> list[Columns]:
         """The column ``values`` of each row: float32 (T,), 0 where mask is 0."""
+        found: Found = {}
+        async with self.still:
+            for _ in self._found(rows, found):
+                await asyncio.sleep(0)
+        return [found.get(row.id) or _nothing(row) for row in rows]
 
+    def forward_now(self, rows: Sequence[Row]) -> list[Columns]:
+        """``forward`` at once."""
+        found: Found = {}
+        for _ in self._found(rows, found):
+            pass
+        return [found.get(row.id) or _nothing(row) for row in rows]
+
+    def _found(self, rows: Sequence[Row], found: Found) -> Iterator[None]:
         def values(sampled: Sequence[Row], pieces: Sequence[Piece]) -> dict[str, list[Any]]:
             with self.run(pieces) as values_BT:
                 windows = zip(values_BT.cpu().numpy(), pieces, strict=True)
                 return {"values": [on_row(window_T, piece) for window_T, piece in windows]}
 
-        async with self.still:
-            found = await in_micro_batches(rows, self._pieces, values)
-        return [found.get(row.id) or {"values": np.zeros(len(row.columns["tokens"]), np.float32)} for row in rows]
+        return in_micro_batches(rows, self.pieces, values, found)
+
+
+def _nothing(row: Row) -> Columns:
+    """Of a row without sampled tokens."""
+    return {"values": np.zeros(len(row.columns["tokens"]), np.float32)}
 
 
 def _hidden_size(compute: Forward) -> int:
     """Found by a forward of one token: a config's name for it depends on the architecture."""
-    token = min(compute.adapter.stop_ids)
-    piece = Piece(np.array([token, token], np.int32), np.array([1]), (), None, start=1, last=1, prompt=())
-    with torch.no_grad(), compute.states([piece]) as states:
+    with torch.no_grad(), compute.states([compute.least()]) as states:
         return int(states.hidden_MH.shape[-1])
 
 

@@ -48,23 +48,34 @@ class Tally:
         self._rows[name].append(torch.stack([values_BT.sum(1), mask_BT.sum(1)], 1).detach().double())
         self._modalities[name] += [modality(row) for row in rows]
 
-    def means(self) -> dict[str, float]:
-        """Every metric that has a count and is finite (what skipped updates leave may not be); in a fixed order."""
-        found: dict[str, float] = {}
+    def sums(self) -> Sums:
+        """Sum and count of everything, by (kind of number, name); picklable, to be added over ranks."""
+        found: Sums = {}
         for name in sorted(self._pairs):
             total, count = torch.stack(self._pairs[name]).sum(0).tolist()
-            if count and math.isfinite(total):
-                found[name] = total / count
-        return found | self._mismatches()
-
-    def _mismatches(self) -> dict[str, float]:
-        """Overall and by modality of the row."""
-        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+            found["", name] = (total, count)
         for name, parts in self._rows.items():
             for kind, (total, count) in zip(self._modalities[name], torch.cat(parts).tolist(), strict=True):
                 for key in (f"mismatch/{name}", f"mismatch/{kind}/{name}"):
-                    sums[key] = [sums[key][0] + total, sums[key][1] + count]
-        return {key: total / count for key, (total, count) in sorted(sums.items()) if count and math.isfinite(total)}
+                    before = found.get(("mismatch", key), (0.0, 0.0))
+                    found["mismatch", key] = (before[0] + total, before[1] + count)
+        return found
+
+    def means(self) -> dict[str, float]:
+        """Every metric that has a count and is finite (what skipped updates leave may not be); in a fixed order."""
+        return means([self.sums()])
+
+
+Sums = dict[tuple[str, str], tuple[float, float]]
+
+
+def means(parts: Sequence[Sums]) -> dict[str, float]:
+    """The means of a step from the sums of its ranks; see ``Tally.means``."""
+    added: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for part in parts:
+        for key, (total, count) in part.items():
+            added[key] = [added[key][0] + total, added[key][1] + count]
+    return {name: total / n for (_, name), (total, n) in sorted(added.items()) if n and math.isfinite(total)}
 
 
 def modality(row: Row) -> str:

@@ -415,8 +415,8 @@ def stage_of(trainer: TorchTrainer) -> tuple[CriticStage, list[tuple[str, list[s
     media = SimpleNamespace(
         retain=lambda k: asked.append(("retain", k)), release=lambda k: asked.append(("release", k))
     )
-    roles = SimpleNamespace(trainer=trainer, media=media)
-    return CriticStage(cast(Any, SimpleNamespace(roles=roles, count=1, exact=False, order="any"))), asked
+    setup = SimpleNamespace(trainer=trainer, media=media, count=1, exact=False, order="any")
+    return CriticStage(cast(Any, setup)), asked
 
 
 def test_the_stage_makes_values_of_scored_groups() -> None:
