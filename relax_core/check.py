@@ -72,6 +72,7 @@ def static_check(run: RunConfig, stack: Stack) -> Findings:
     found.problems += package_problems()
     _describe_roles(run, stack, found)
     _describe_steps(run, found)
+    _describe_deployment(run, stack, found)
     _check_rewards(run, stack, found)
     _check_environments(run, stack, found)
     _describe_evaluations(run, found)
@@ -135,6 +136,23 @@ def _describe_stages(run: RunConfig, stack: Stack, found: Findings) -> None:
         found.plan.append((f"stage {plan.section.id}", how))
         if hasattr(own, "notes"):
             found.notes += (f"{plan.where}.{line}" for line in own.notes(run))
+
+
+def _describe_deployment(run: RunConfig, stack: Stack, found: Findings) -> None:
+    """Which role is where, and what overlaps, as far as the runtime's settings can tell (see ``LocalConfig``)."""
+    runtime: Any = stack.config("runtimes", run.runtime, "runtime")
+    try:
+        if hasattr(runtime, "problems"):
+            found.problems += (f"runtime.{line}" for line in runtime.problems(run, stack))
+        if hasattr(runtime, "notes"):
+            found.notes += (f"runtime.{line}" for line in runtime.notes(run, stack))
+        if hasattr(runtime, "deployment") and not found.problems:
+            found.plan += runtime.deployment(run, stack)
+    except RelaxError:
+        raise
+    except Exception as error:
+        provider = stack.provided("runtimes", run.runtime.id).who
+        raise PluginError(f"runtime: check of {run.runtime.id!r} ({provider}) failed: {describe(error)}") from error
 
 
 def _model_of(config: ComponentConfig) -> str:

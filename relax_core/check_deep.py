@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from relax_core.bad_rows import sample_problem
 from relax_core.chat import Chat, Seat
 from relax_core.check_data import NAMED, sampled
+from relax_core.check_memory import memory_problems
 from relax_core.config.columns import planned_stages
 from relax_core.config.resolve import component_problems
 from relax_core.errors import DataError, RelaxError
@@ -48,6 +49,7 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
         return problems
     adapter, media = build_adapter(run)
     problems += stage_problems(run, adapter)
+    problems += memory_problems(run, adapter, report)
     for i, section in enumerate(run.config.environments):
         environment: Environment = run.stack.build("environments", section, where=f"environments.{i}")
         splits: list[Literal["train", "eval"]] = ["train"]

@@ -5,8 +5,9 @@ Two families on one pluggy manager. ``Providers`` are called once per process an
 names into a plugin module. Each hook gets the ``run`` and one frozen event, so that an event can grow without breaking
 a signature. Hooks that return a value are chained: each gets the former's result, listed first runs first.
 
-Every hook says *where* it fires: controller, rollout, trainer rank 0, or every trainer rank. A callback's state lives
-only there, and is saved from there. Hooks fire per run, step, group, batch or checkpoint, never per token.
+Every hook says *where* it fires: controller, rollout, or every trainer rank. A callback's state lives only there; that
+of the controller and of the trainer's first rank is saved. Hooks fire per run, step, group, batch or checkpoint, never
+per token.
 """
 
 from __future__ import annotations
@@ -266,7 +267,7 @@ class Callback:
 
     @spec
     def on_save_checkpoint(self, run: Run, event: CheckpointEvent) -> None:
-        """While a checkpoint is written: files added to ``event.folder`` become part of it. Where: trainer rank 0."""
+        """While a checkpoint is written: files added to ``event.folder`` become part of it. Where: controller."""
 
     @spec
     def on_exception(self, run: Run, event: ExceptionEvent) -> None:

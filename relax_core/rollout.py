@@ -49,6 +49,7 @@ class Rollout:
         self._failed_in_a_row = 0
         self._at_work: dict[str, int] = {}  # members that still play, by group; see ``decided``
         self._plays: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self) -> None:
@@ -134,8 +135,20 @@ class Rollout:
             errors = (play.error for play in played.plays if play.error)
             self.decided(group, next(errors, "no play sampled a token"))
             return
+        closing = asyncio.create_task(self._close(group, played))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await closing
+
+    async def _close(self, group: str, played: Played) -> None:
         await self.bus.close_group(group, played.rows, self.holder)
-        self._count(played)  # now: a group that a checkpoint finds on the bus is not played again
+        self._count(played)
+
+    async def settled(self) -> None:
+        """Until every group that is closed on the bus is counted: a checkpoint that has a group on the bus has its
+        plays among the counts, and is not going to play it again."""
+        while self._closing:
+            await asyncio.wait(self._closing)
 
     def _count(self, played: Played) -> None:
         """What was played, whether trained later or not. ``counts`` are part of a checkpoint."""

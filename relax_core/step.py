@@ -42,6 +42,7 @@ class StepGroups:
         self.claims: list[Claim] = []
         self.rows: list[Row] = []
         self.groups: list[Group] = []
+        self._gathered: list[Sequence[Row]] | None = None
         self.started = time.perf_counter()
         self.waited = 0.0
 
@@ -83,17 +84,21 @@ class StepGroups:
         for rows in groups:
             yield [row.having(credit[row.id]) for row in rows]
 
+    async def ready(self) -> None:
+        """Where the trainer shares the engine's devices: take all groups, then hand the devices over."""
+        if self.system.turns.shared:
+            self._gathered = [rows async for rows in self._claimed()]
+            await self.system.end_evaluation()
+            await self.system.turns.to_trainer()
+
     async def _in_turn(self) -> AsyncIterator[Sequence[Row]]:
-        """As they are claimed; where the trainer shares the engine's devices, when the engine has done its part."""
-        if not self.system.turns.shared:
+        """As they are claimed, or as they were by ``ready``."""
+        if self._gathered is None:
             async for rows in self._claimed():
                 yield rows
-            return
-        taken = [rows async for rows in self._claimed()]
-        await self.system.end_evaluation()
-        await self.system.turns.to_trainer()
-        for rows in taken:
-            yield rows
+        else:
+            for rows in self._gathered:
+                yield rows
 
     async def _claimed(self) -> AsyncIterator[Sequence[Row]]:
         config, bus = self.system.run.config, self.system.bus
@@ -162,6 +167,7 @@ def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict
         "reward": _mean([t.raw_reward for t in plays if t.raw_reward is not None]),
         "lag/mean": sum(lag * n for lag, n in lags.items()) / tokens if tokens else 0.0,
         "lag/max": max(lags, default=0),
+        **{f"lag/tokens/{lag}": lags[lag] for lag in range(system.run.config.max_staleness + 1)},
         "length/trained": _mean([t.reply_tokens for t in plays if t.error is None]),
         "length/played": counts["tokens"] / counts["plays"] if counts["plays"] else None,
         "plays/truncated": counts["truncated"],

@@ -194,8 +194,9 @@ class System:
         crowded = 2 * self.bus.retained_rows > config.bus.max_rows or 2 * self.bus.bytes > config.bus.max_bytes
         return version % config.checkpoint.every == 0 or version == config.steps or crowded
 
-    def save(self, version: int) -> None:
+    async def save(self, version: int) -> None:
         """Write everything that a continuation needs, then free the rows that it covers."""
+        await self.rollout.settled()
         self.storage.sync()
         with self.storage.checkpoints.write(version) as folder:
             self.trainer.save(folder / "trainer")

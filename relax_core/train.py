@@ -43,6 +43,7 @@ async def train(run: Run, screen: Screen) -> None:
                 # Learn. Whole groups are taken in the order in which they started, as they become ready; micro-batches
                 # are cut from them and trained at once where the algorithm allows. A cut never changes the gradient.
                 groups = StepGroups(system, step)
+                await groups.ready()
                 cuts = plan(groups, system.trainer, config.updates_per_step, config.epochs, config.groups_per_step)
                 result = await system.trainer.step(step, cuts, system.algorithm)
 
@@ -65,7 +66,7 @@ async def train(run: Run, screen: Screen) -> None:
                 await system.begin_evaluation(version=step + 1)
                 if system.checkpoint_due(step + 1):
                     await system.end_evaluation()
-                    system.save(step + 1)
+                    await system.save(step + 1)
 
         hook.on_train_end(run=run)
         system.finish()

@@ -100,8 +100,8 @@ def test_killed_right_after_a_checkpoint_that_waited_for_an_evaluation(tmp_path:
 
         real = System.save
 
-        def lethal(self: System, version: int) -> None:
-            real(self, version)
+        async def lethal(self: System, version: int) -> None:
+            await real(self, version)
             os.kill(os.getpid(), signal.SIGKILL)
 
         System.save = lethal  # type: ignore[method-assign]

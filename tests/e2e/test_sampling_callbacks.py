@@ -89,8 +89,8 @@ def test_killed_and_started_again(sampled: Path, tmp_path: Path, where: str) -> 
             count("filter_group", 40)
             return found
 
-        def saves(self: Any, version: int) -> None:
-            save(self, version)
+        async def saves(self: Any, version: int) -> None:
+            await save(self, version)
             count("save", 2)
 
         DynamicSampling.filter_group, System.save = filters, saves  # type: ignore[method-assign]
