@@ -1,4 +1,4 @@
-# make demo | test | test-slow | lint | bench: each sets up .venv first when it is missing or older than the pins.
+# make demo | test | test-cluster | test-slow | lint | bench: each sets up .venv first when it is missing or older than the pins.
 PYTHON      ?= python3
 VENV        ?= .venv
 # More arguments for the command that installs torch. On Linux the default build brings CUDA (several GB);
@@ -13,11 +13,12 @@ PLUGINS     := $(patsubst %/,%,$(sort $(dir $(wildcard relax_plugins/*/pyproject
 STAMP       := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
-.PHONY: help setup demo test test-slow test-gpu lint format bench wheel clean
+.PHONY: help setup demo test test-cluster test-slow test-gpu lint format bench wheel clean
 
 help:
 	@echo "make demo       train a tiny omni-modal model on this machine's CPU, about a minute"
 	@echo "make test       the fast tests"
+	@echo "make test-cluster  the tests that start a Ray cluster on this machine"
 	@echo "make test-slow  the long tests: whole runs, kills, resumes"
 	@echo "make test-gpu   the tests that need a GPU"
 	@echo "make lint       ruff, mypy, import-linter"
@@ -51,10 +52,14 @@ demo: $(STAMP)
 	$(BIN)/relax train configs/omni-tiny.yaml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster" $(PYTEST_ARGS)
+
+# In one process: all of them share one cluster.
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest -m "cluster and not slow and not gpu" tests/cluster $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu" --timeout=900 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not gpu and not cluster" --timeout=900 $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

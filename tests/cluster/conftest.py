@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from relax_core.testing.plugins import write_plugin
+
+PLUGIN = '''
+"""Plays whose length and duration are keyed by the task: long ones take long."""
+import asyncio
+
+from relax_core.interfaces import Component
+from relax_core.keys import stream, uniform
+from relax_envs.toy.words import LastWord
+
+
+class Uneven(LastWord):
+    """A third of the tasks is answered by up to three words and begins late, the others by one."""
+
+    async def play(self, task, chat):
+        long = uniform(stream(0, "long", task.id), 0) < 1 / 3
+        if long:
+            await asyncio.sleep(2.0)
+        await chat(*task.messages, max_new_tokens=3 if long else 1)
+
+
+def relax_environments():
+    return {"uneven": Component("cluster_tests_plugin:Uneven")}
+'''
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,16 +44,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
-    """A local cluster with 16 logical CPUs, to which this process is attached; its address."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A local cluster with 16 logical CPUs, to which this process is attached; its address.
+
+    The plugin ``cluster_tests`` is installed in all of its processes.
+    """
     import ray
 
-    context = ray.init(
-        num_cpus=16,
-        include_dashboard=False,
-        object_store_memory=2 * 10**9,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
+    folder = tmp_path_factory.mktemp("plugins")
+    write_plugin(folder, "cluster_tests", PLUGIN)
+    sys.path.append(str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+        context: Any = ray.init(
+            num_cpus=16,
+            include_dashboard=False,
+            object_store_memory=2 * 10**9,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+        )
     yield str(context.address_info["gcs_address"])
     ray.shutdown()

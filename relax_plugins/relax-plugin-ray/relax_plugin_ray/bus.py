@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import cloudpickle
 
-from relax_core.bus import Bus, BusError, BusState, By, Claim, Holder, Order
+from relax_core.bus import Bus, BusState, By, Claim, Holder, Order
 from relax_core.interfaces import Columns, Row
-from relax_plugin_ray.bus_actor import BusActor, Failed, Granted, Opaque
+from relax_plugin_ray.boxes import NAMESPACE, Box, dumps
+from relax_plugin_ray.bus_actor import BusActor, Granted, Opaque
+from relax_plugin_ray.bus_calls import Calls
 from relax_plugin_ray.bus_table import RawRow, Table, from_table, to_table
-from relax_plugin_ray.references import NAMESPACE, Attached, Box, Packed, Packer, wait
+from relax_plugin_ray.references import Attached, Packed, Packer
 
 if TYPE_CHECKING:
     from relax_plugin_ray.media import SharedMedia
@@ -28,9 +28,10 @@ CONCURRENT = 100_000
 class RayBus(Bus):
     """See ``relax_core.bus``: the same contract, for any number of processes. Picklable: hand it to other actors.
 
-    Methods that are no coroutines, and the gauges, block until the actor answers. A coroutine that is cancelled while
-    it waits for room or for something to claim has done nothing, also if the actor had granted it already. Any other
-    call that has begun is done, whether its caller still wants the answer or not.
+    Methods that are no coroutines, and the gauges, block until the actor answers. So do ``open_group`` and ``evict``:
+    they never suspend their caller, so that what it looked up before still holds for its process. A coroutine that is
+    cancelled while it waits for room or for something to claim has done nothing, also if the actor had granted it
+    already. Any other call that has begun is done, whether its caller still wants the answer or not.
 
     Columns of claimed rows are ``Packed``: arrays are read-only views of what was put, and rows pickle as references.
     ``media``: this process's store; puts share its features with whoever claims the rows. It is not pickled.
@@ -38,9 +39,8 @@ class RayBus(Bus):
 
     def __init__(self, actor: Any, name: str, media: SharedMedia | None = None) -> None:
         self._actor, self._name = actor, name
+        self._calls = Calls(actor)
         self.media = media
-        self._prefix = f"{os.urandom(6).hex()}-"
-        self._tickets = itertools.count()
 
     @classmethod
     def start(cls, max_rows: int, max_bytes: int, media: SharedMedia | None = None, **options: Any) -> RayBus:
@@ -56,18 +56,18 @@ class RayBus(Bus):
     # --- holders ------------------------------------------------------------------------------------------------------
 
     def register(self, name: str) -> Holder:
-        return Holder(*self._ask("register", name))
+        return Holder(*self._calls.blocking("register", name))
 
     def declare_dead(self, holder: Holder) -> None:
-        self._ask("declare_dead", holder)
+        self._calls.blocking("declare_dead", holder)
 
     def orphans(self) -> list[str]:
-        return list(self._ask("orphans"))
+        return list(self._calls.blocking("orphans"))
 
     # --- groups and rows ----------------------------------------------------------------------------------------------
 
     async def open_group(self, group: str, serial: int, task: Any, holder: Holder) -> None:
-        await self._call("open_group", group, serial, Opaque(cloudpickle.dumps(task)), holder)
+        self._calls.blocking("open_group", group, serial, Opaque(dumps(task)), holder)
 
     async def put(self, columns: Mapping[str, Columns], holder: Holder, group: str | None = None) -> int:
         packer = Packer(self._name)
@@ -75,17 +75,13 @@ class RayBus(Bus):
         new = [box for box in (packer.box(),) if box is not None]
         if group is not None and self.media is not None:
             new += self._share(rows)
-        large = [box for box in new if box.ref is not None]
-        ticket, contents = self._ticket(), [box.ref for box in large]
-        return int(
-            await self._wait(ticket, self._actor.put.remote(ticket, to_table(rows), holder, group, large, *contents))
-        )
+        return int(await self._calls.ask("put", to_table(rows), holder, group, boxes=new))
 
     async def close_group(self, group: str, n_rows: int, holder: Holder) -> bool:
-        return bool(await self._call("close_group", group, n_rows, holder))
+        return bool(await self._calls.ask("close_group", group, n_rows, holder))
 
     async def evict(self, group: str) -> list[Row]:
-        return self._rows(await self._call("evict", group))
+        return self._rows(self._calls.blocking("evict", group))
 
     # --- stages -------------------------------------------------------------------------------------------------------
 
@@ -99,27 +95,24 @@ class RayBus(Bus):
         order: Order = "any",
         exact: bool = False,
     ) -> Claim:
-        ticket = self._ticket()
-        call = self._actor.claim.remote(ticket, stage, needs, count, by, holder, order, exact)
-        granted: Granted = await self._wait(ticket, call)
+        granted: Granted = await self._calls.ask("claim", stage, needs, count, by, holder, order, exact)
         return Claim(stage, holder, tuple(self._rows(granted.rows)), granted.groups)
 
     async def ack(self, claim: Claim, retain: int | None = None) -> tuple[str, ...]:
-        rows = [(row.id, row.group) for row in claim.rows]
-        answer = await _answer(self._actor.ack.remote(claim.stage, claim.holder, rows, claim.groups, retain))
-        return tuple(_opened(answer))
+        bare = replace(claim, rows=tuple(Row(row.id, row.group, {}) for row in claim.rows))
+        return tuple(await self._calls.ask("ack", bare, retain))
 
     # --- trained rows, snapshots, the end -----------------------------------------------------------------------------
 
     def retained(self, step: int) -> list[Row]:
-        return self._rows(self._ask("retained", step))
+        return self._rows(self._calls.blocking("retained", step))
 
     def release(self, step: int) -> list[Row]:
-        return self._rows(self._ask("release", step))
+        return self._rows(self._calls.blocking("release", step))
 
     def snapshot(self) -> BusState:
         """With values, not references: it outlives the cluster."""
-        state: BusState = self._ask("snapshot")
+        state: BusState = self._calls.blocking("snapshot")
         for group in state.groups:
             group.task = cloudpickle.loads(group.task.data)
             for row in group.rows.values():
@@ -130,77 +123,60 @@ class RayBus(Bus):
         groups, boxes = [], []
         for saved in state.groups:
             group, packer = saved.copy(keep_holders=True), Packer(self._name)
-            group.task = Opaque(cloudpickle.dumps(group.task))
+            group.task = Opaque(dumps(group.task))
             for row in group.rows.values():
                 row.columns = packer.raw(row.columns)
             groups.append(group)
-            boxes += [box for box in (packer.box(),) if box is not None and box.ref is not None]
-        packed = replace(state, groups=tuple(groups))
-        _opened(_waited(self._actor.restore.remote(packed, boxes, *(box.ref for box in boxes))))
+            boxes += [box for box in (packer.box(),) if box is not None]
+        self._calls.blocking("restore", replace(state, groups=tuple(groups)), boxes=boxes)
 
     async def close(self) -> None:
-        await self._call("close")
+        await self._calls.ask("close")
 
     # --- gauges -------------------------------------------------------------------------------------------------------
 
     @property
     def late(self) -> int:  # type: ignore[override]
-        return int(self._ask("late"))
+        return int(self._calls.blocking("late"))
 
     @property
     def repeated(self) -> int:  # type: ignore[override]
-        return int(self._ask("repeated"))
+        return int(self._calls.blocking("repeated"))
 
     @property
     def overfull(self) -> int:  # type: ignore[override]
-        return int(self._ask("overfull"))
+        return int(self._calls.blocking("overfull"))
 
     @property
     def rows(self) -> int:
-        return int(self._ask("rows"))
+        return int(self._calls.blocking("rows"))
 
     @property
     def bytes(self) -> int:
-        return int(self._ask("bytes"))
+        return int(self._calls.blocking("bytes"))
 
     @property
     def retained_rows(self) -> int:
-        return int(self._ask("retained_rows"))
+        return int(self._calls.blocking("retained_rows"))
 
     @property
     def groups(self) -> int:
-        return int(self._ask("groups"))
+        return int(self._calls.blocking("groups"))
 
     @property
     def full(self) -> bool:
-        return bool(self._ask("full"))
+        return bool(self._calls.blocking("full"))
 
     def holds(self, group: str) -> bool:
-        return bool(self._ask("holds", group))
+        return bool(self._calls.blocking("holds", group))
 
     def held_rows(self) -> list[Row]:
-        return self._rows(self._ask("held_rows"))
+        return self._rows(self._calls.blocking("held_rows"))
 
     def ready(self, stage: str, needs: frozenset[str], by: By = "group") -> int:
-        return int(self._ask("ready", stage, needs, by))
+        return int(self._calls.blocking("ready", stage, needs, by))
 
     # --- inside -------------------------------------------------------------------------------------------------------
-
-    def _ticket(self) -> str:
-        return f"{self._prefix}{next(self._tickets)}"
-
-    def _ask(self, name: str, *values: Any) -> Any:
-        return _opened(_waited(self._actor.call.remote(name, *values)))
-
-    async def _call(self, name: str, *values: Any) -> Any:
-        return _opened(await _answer(self._actor.call.remote(name, *values)))
-
-    async def _wait(self, ticket: str, ref: Any) -> Any:
-        try:
-            return _opened(await _answer(ref))
-        except asyncio.CancelledError:
-            self._actor.cancel.remote(ticket)
-            raise
 
     def _rows(self, table: Table) -> list[Row]:
         rows = [Row(id, group, Packed(raw)) for id, group, raw in from_table(table)]
@@ -219,29 +195,4 @@ class RayBus(Bus):
                 shared = self.media.share(keys, self._name)
                 found |= shared
                 raw["media"] = Attached(value, tuple(shared.values()))
-        return [shared.box for shared in found.values()]
-
-
-async def _answer(ref: Any) -> Any:
-    try:
-        return await ref
-    except ray.exceptions.RayActorError as error:
-        raise _dead(error) from error
-
-
-def _waited(ref: Any) -> Any:
-    try:
-        return wait(ref)
-    except ray.exceptions.RayActorError as error:
-        raise _dead(error) from error
-
-
-def _dead(error: Exception) -> BusError:
-    return BusError(f"bus: its actor is gone ({type(error).__name__}); resume the run from its last checkpoint")
-
-
-def _opened(answer: Any) -> Any:
-    """What was answered. Raises what the bus raised."""
-    if isinstance(answer, Failed):
-        raise answer.error
-    return answer
+        return [shared.box for shared in found.values() if shared.box is not None]

@@ -4,24 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
-from relax_core.bus import Bus, BusClosed, BusError, Claim, Holder
-from relax_core.bus_lane import By, Order
+import numpy as np
+import ray
+
+from relax_core.bus import Bus, BusClosed, BusError, Holder
 from relax_core.errors import FencedError
 from relax_core.interfaces import Row
-from relax_plugin_ray.bus_table import RawRow, Table, from_table, to_table
-from relax_plugin_ray.references import Box, find_box
+from relax_plugin_ray.boxes import PIECE_BYTES, Box, find_box
+from relax_plugin_ray.bus_table import Table, from_table, to_table
 
+BUNDLE_BYTES = 4_000_000
+"""Of what calls carried, put in the object store as one."""
 REMEMBERED = 65_536
 """Calls that were answered, and can still be taken back."""
+TURNS = 8
+"""Of the event loop, in which whatever need not wait comes to its end."""
+
+
+class Call(NamedTuple):
+    """A call of a client. ``boxed``: the new boxes in it, each with the number of arguments that are its flat content.
+
+    With 0, one argument is the box's segments, which the actor maps from then on.
+    """
+
+    ticket: str
+    name: str
+    values: tuple[Any, ...]
+    boxed: list[tuple[Box, int]]
 
 
 class Failed(NamedTuple):
     """The answer to a call that raised."""
 
     error: Exception
+
+
+class Pending(NamedTuple):
+    """The answer to a call that has to wait: ask for its ``result``."""
 
 
 class Granted(NamedTuple):
@@ -55,10 +78,11 @@ class ActorBus(Bus):
         self._moved()
 
     def stamp(self) -> int:
+        """Of the latest write."""
         return self._store.clock
 
     def take_back_rows(self, group: str, ids: Sequence[str], stamp: int) -> None:
-        """Remove new rows that were written at ``stamp``, if their group is still open: nobody has seen them."""
+        """Remove new rows that were written at ``stamp``, if their group is still open: nobody has claimed them."""
         target = self._store.groups.get(group)
         if target is None or target.closed is not None:
             return
@@ -74,63 +98,97 @@ class ActorBus(Bus):
 
 
 class BusActor:
-    """To be made with ``ray.remote``. A call that may wait has a ticket, with which its client can cancel it.
-
-    Calls of one client start in the order in which it made them.
-    """
+    """To be made with ``ray.remote``. The calls of one client start in the order in which it made them."""
 
     def __init__(self, max_rows: int, max_bytes: int) -> None:
         self._bus = ActorBus(max_rows, max_bytes)
-        self._waiting: dict[str, asyncio.Task[Any]] = {}
-        self._done: OrderedDict[str, tuple[Any, ...] | None] = OrderedDict()  # how to take back, by ticket
-        self._cancelled: OrderedDict[str, None] = OrderedDict()  # before they began, or before they could be noted
+        self._waiting: dict[str, asyncio.Task[Any]] = {}  # on the bus, by ticket
+        self._pending: dict[str, asyncio.Task[Any]] = {}  # whose results will be asked for
+        self._undo: OrderedDict[str, tuple[Any, ...]] = OrderedDict()
+        self._cancelled: OrderedDict[str, None] = OrderedDict()  # before they began, or could be noted as done
 
-    # --- what may wait ------------------------------------------------------------------------------------------------
+    async def one(self, call: Call, *contents: Any) -> Any:
+        """The answer to a call, however long it has to wait."""
+        _take_in(call.boxed, iter(contents))
+        return await self._answer(call)
 
-    async def claim(
-        self,
-        ticket: str,
-        stage: str,
-        needs: frozenset[str],
-        count: int,
-        by: By,
-        holder: Holder,
-        order: Order,
-        exact: bool,
-    ) -> Granted | Failed | None:
-        claim = await self._wait(ticket, self._bus.claim(stage, needs, count, by, holder, order, exact))
-        if not isinstance(claim, Claim):
-            return claim
-        units = claim.groups if by == "group" else tuple(row.id for row in claim.rows)
-        self._settle(ticket, self._bus.take_back_claim, stage, holder, units)
-        return Granted(claim.groups, to_table(_raw(claim.rows)))
+    async def many(self, calls: list[Call], *contents: Any) -> list[Any]:
+        """The answers to calls that were made at the same time; none of them holds up the others."""
+        rest = iter(contents)
+        for call in calls:
+            _take_in(call.boxed, rest)
+        tasks = [asyncio.ensure_future(self._answer(call)) for call in calls]
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        answers = [task.result() if task.done() else Pending() for task in tasks]
+        for call, task in zip(calls, tasks, strict=True):
+            if not task.done():
+                self._pending[call.ticket] = task
+        return answers
 
-    async def put(
-        self, ticket: str, table: Table, holder: Holder, group: str | None, boxed: list[Box], *contents: Any
-    ) -> int | Failed | None:
-        """``contents``: of ``boxed``, mapped from now on."""
-        for box, content in zip(boxed, contents, strict=True):
-            box.keep(content)
-        columns = {id: raw for id, _, raw in from_table(table)}
-        written = await self._wait(ticket, self._bus.put(columns, holder, group))
-        if group is not None and isinstance(written, int):
-            self._settle(ticket, self._bus.take_back_rows, group, tuple(columns), self._bus.stamp())
-        return written
+    async def result(self, ticket: str) -> Any:
+        """The answer to a call that was pending."""
+        return await self._pending.pop(ticket)
 
     async def cancel(self, ticket: str) -> None:
         """End the wait of a call; if it has ended already, undo what it got."""
+        self._pending.pop(ticket, None)
         task = self._waiting.get(ticket)
         if task is not None and task.cancel():
             return
-        undo = self._done.pop(ticket, None)
+        undo = self._undo.pop(ticket, None)
         if undo is not None:
             undo[0](*undo[1:])
         else:
             _remember(self._cancelled, ticket, None)
 
-    async def _wait(self, ticket: str, call: Coroutine[Any, Any, Any]) -> Any:
-        """What the call gives; Failed for its errors; None if it was cancelled."""
-        if ticket in self._cancelled:
+    async def adopt(self, box: str) -> tuple[list[Any], int | None] | None:
+        """Where the content of a box whose maker died lies now; None if no row on the bus refers to it."""
+        found = find_box(box)
+        return None if found is None else found.adopt()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _answer(self, call: Call) -> Any:
+        try:
+            if call.name == "claim":
+                return await self._claim(call.ticket, *call.values)
+            if call.name == "put":
+                return await self._put(call.ticket, *call.values)
+            found = getattr(self._bus, call.name)
+            if callable(found):
+                found = found(*call.values)
+            if asyncio.iscoroutine(found):
+                found = await found
+        except (BusError, BusClosed, FencedError) as error:
+            return Failed(error)
+        return await _table(found) if isinstance(found, list) and call.name != "orphans" else found
+
+    async def _claim(self, ticket: str, stage: str, needs: frozenset[str], count: int, by: Any, *how: Any) -> Any:
+        claim = await self._wait(ticket, self._bus.claim(stage, needs, count, by, *how))
+        if claim is None:
+            return None
+        units = claim.groups if by == "group" else tuple(row.id for row in claim.rows)
+        self._done(ticket, self._bus.take_back_claim, stage, claim.holder, units)
+        return Granted(claim.groups, await _table(claim.rows))
+
+    async def _put(self, ticket: str, table: Table, holder: Holder, group: str | None) -> int | None:
+        columns = {id: raw for id, _, raw in from_table(table)}
+        if group is None:
+            return await self._bus.put(columns, holder)
+        found = await self._wait(ticket, self._put_new(columns, holder, group))
+        if found is None:
+            return None
+        written, stamp = found
+        self._done(ticket, self._bus.take_back_rows, group, tuple(columns), stamp)
+        return int(written)
+
+    async def _put_new(self, columns: dict[str, Any], holder: Holder, group: str) -> tuple[int, int]:
+        return await self._bus.put(columns, holder, group), self._bus.stamp()
+
+    async def _wait(self, ticket: str, call: Any) -> Any:
+        """What the call gives; None if it was cancelled."""
+        if self._cancelled.pop(ticket, 0) is None:
             call.close()
             return None
         task = self._waiting[ticket] = asyncio.ensure_future(call)
@@ -138,50 +196,42 @@ class BusActor:
             return await task
         except asyncio.CancelledError:
             return None
-        except (BusError, BusClosed, FencedError) as error:
-            return Failed(error)
         finally:
             del self._waiting[ticket]
 
-    def _settle(self, ticket: str, *undo: Any) -> None:
-        if ticket in self._cancelled:
+    def _done(self, ticket: str, *undo: Any) -> None:
+        if self._cancelled.pop(ticket, 0) is None:
             undo[0](*undo[1:])
         else:
-            _remember(self._done, ticket, undo)
-
-    # --- what does not ------------------------------------------------------------------------------------------------
-
-    async def call(self, name: str, *values: Any) -> Any:
-        """A method of the bus that never waits, or one of its gauges."""
-        try:
-            found = getattr(self._bus, name)
-            if callable(found):
-                found = found(*values)
-            if asyncio.iscoroutine(found):
-                found = await found
-        except (BusError, BusClosed, FencedError) as error:
-            return Failed(error)
-        return to_table(_raw(found)) if isinstance(found, list) and name != "orphans" else found
-
-    async def ack(
-        self, stage: str, holder: Holder, rows: list[tuple[str, str]], groups: tuple[str, ...], retain: int | None
-    ) -> Any:
-        claim = Claim(stage, holder, tuple(Row(id, group, {}) for id, group in rows), groups)
-        return await self.call("ack", claim, retain)
-
-    async def adopt(self, box: str) -> list[Any] | None:
-        """A new reference to the content of a box whose maker died; None if no row on the bus refers to it."""
-        found = find_box(box)
-        return None if found is None else found.adopted()
-
-    async def restore(self, state: Any, boxed: list[Box], *contents: Any) -> Any:
-        for box, content in zip(boxed, contents, strict=True):
-            box.keep(content)
-        return await self.call("restore", state)
+            _remember(self._undo, ticket, undo)
 
 
-def _raw(rows: Sequence[Row]) -> list[RawRow]:
-    return [(row.id, row.group, dict(row.columns)) for row in rows]
+def _take_in(boxed: Sequence[tuple[Box, int]], contents: Iterator[Any]) -> None:
+    for box, pieces in boxed:
+        if pieces:
+            box.data = b"".join(islice(contents, pieces))
+        else:
+            box.keep(next(contents))
+
+
+async def _table(rows: Sequence[Row]) -> Table:
+    """Rows as they travel. What their boxes carry goes to the object store first, together, if it is much."""
+    table = to_table([(row.id, row.group, dict(row.columns)) for row in rows])
+    carried = [box for box in table.boxes if box.data is not None]
+    if sum(len(box.data or b"") for box in carried) <= PIECE_BYTES:
+        return table
+    while carried:
+        some, size = [], 0
+        while carried and size < BUNDLE_BYTES:
+            some.append(carried.pop())
+            size += len(some[-1].data or b"")
+        ref = ray.put([np.frombuffer(box.data or b"", np.uint8) for box in some])
+        for part, box in enumerate(some):
+            box.move(ref, part)
+        if carried:
+            await asyncio.sleep(0)  # nobody waits longer than one bundle takes
+            carried = [box for box in carried if box.data is not None]
+    return table
 
 
 def _remember(what: OrderedDict[str, Any], ticket: str, value: Any) -> None:

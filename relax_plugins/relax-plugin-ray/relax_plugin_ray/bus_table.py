@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from relax_plugin_ray.references import Box, Cell
+from relax_plugin_ray.boxes import Box
+from relax_plugin_ray.references import Cell
 
 
 class Column(NamedTuple):

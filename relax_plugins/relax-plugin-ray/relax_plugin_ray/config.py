@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from relax_core.interfaces import ComponentConfig
+from relax_core.runtime_config import Deployed
+
+if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
+    from relax_core.plugins import Stack
+
+
+def _whole_above_one(gpus: float) -> float:
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(f"found {gpus:g}: a part of a GPU is less than 1, several are a whole number")
+    return gpus
+
+
+Gpus = Annotated[NonNegativeFloat, AfterValidator(_whole_above_one)]
 
 
 class Replicas(ComponentConfig):
@@ -16,7 +31,7 @@ class Replicas(ComponentConfig):
     """How many."""
     cpus: NonNegativeFloat = 1.0
     """Of each, as Ray counts them."""
-    gpus: NonNegativeFloat = 0.0
+    gpus: Gpus = 0.0
     """Of each; parts of one may be shared."""
 
 
@@ -27,7 +42,7 @@ class Ranks(ComponentConfig):
     """Processes that train together."""
     cpus: NonNegativeFloat = 1.0
     """Of each rank, as Ray counts them."""
-    gpus: NonNegativeFloat = 0.0
+    gpus: Gpus = 0.0
     """Of each rank."""
 
 
@@ -50,12 +65,12 @@ class Roles(ComponentConfig):
 
 class RayConfig(ComponentConfig):
     address: str | None = None
-    """Of a running cluster (``host:port``, ``ray://host:port`` or ``auto``); default: one is started on this machine and
-    ended with the run."""
+    """Of a running cluster: ``host:port``, or ``auto`` for the one that this machine is a node of; default: one is
+    started on this machine and ended with the run. Ray's own RAY_ADDRESS is not read."""
     placement: Literal["separate", "colocate", "hybrid"] = "separate"
-    """``separate``: every role has devices of its own, and they overlap. ``colocate``: engines and trainer take turns on
-    the same devices; the one that waits frees its memory. ``hybrid``: as separate, with the stages that run a model on
-    the trainer's devices."""
+    """``separate``: every role has devices of its own, and they overlap. ``colocate``: engines and trainer take turns
+    on the same devices; the one that waits frees its memory. ``hybrid``: as separate, with the stages that run a model
+    on the trainer's devices."""
     roles: Roles = Roles()
     """How many processes each role has, and what each of them gets."""
     restarts: NonNegativeInt = 5
@@ -63,3 +78,29 @@ class RayConfig(ComponentConfig):
     started again within ten minutes; one more ends the run."""
     start_s: Annotated[float, Field(gt=0)] = 300.0
     """Seconds in which the cluster must have room for a role and its processes must be ready."""
+
+    # --- what ``relax check`` asks ------------------------------------------------------------------------------------
+
+    def problems(self, run: RunConfig, stack: Stack) -> Iterable[str]:
+        """See ``LocalConfig``."""
+        from relax_plugin_ray import plan
+
+        return plan.problems(self, run, stack)
+
+    def deployment(self, run: RunConfig, stack: Stack) -> Iterable[tuple[str, str]]:
+        """See ``LocalConfig``."""
+        from relax_plugin_ray import plan
+
+        return plan.deployment(self, run, stack)
+
+    def notes(self, run: RunConfig, stack: Stack) -> Iterable[str]:
+        """See ``LocalConfig``."""
+        from relax_plugin_ray import plan
+
+        return plan.notes(self, run, stack)
+
+    def deployed(self) -> Deployed:
+        """See ``LocalConfig``."""
+        engine, trainer = self.roles.engine, self.roles.trainer
+        together: Literal["turns", "apart"] = "turns" if self.placement == "colocate" else "apart"
+        return Deployed(engine.replicas, trainer.ranks, together, engine.gpus, trainer.gpus, self.address is None)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 from weakref import WeakValueDictionary
 
 from relax_core.interfaces import Modality, Row
 from relax_core.media import Features, MediaStore
 from relax_core.types import MediaKind
-from relax_plugin_ray.references import Box, Packed, Packer
+from relax_plugin_ray.boxes import Box
+from relax_plugin_ray.references import Packed, Packer
 
 
 class Shared:
@@ -144,4 +145,4 @@ class SharedMedia(MediaStore):
 def _shared(key: str, features: Features, keeper: str | None) -> Shared:
     packer = Packer(keeper)
     raw = packer.raw(features)
-    return Shared(key, packer.box(), raw, cast(int, Packed(raw).nbytes))
+    return Shared(key, packer.box(carried=False), raw, Packed(raw).nbytes)

@@ -1,0 +1,302 @@
+"""Which roles a run needs, what each gets, and where they sit: without Ray, so that ``relax check`` can say it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from relax_core.config.columns import planned_stages
+from relax_core.errors import nearest
+from relax_core.interfaces import Streaming
+from relax_core.runtime_config import overlap_of
+from relax_plugin_ray.config import RayConfig, Replicas
+
+if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
+    from relax_core.interfaces import Algorithm
+    from relax_core.plugins import Stack
+
+ADVANTAGES = "advantages"
+BESIDE_TRAINER = frozenset({"critic"})
+"""Stages that ask the trainer itself: they have no process of their own."""
+LEAST_CPU = 0.001
+"""Of a bundle for a role that asks for nothing: Ray has no empty ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A role that a run needs: so many processes, each with so much. ``model``: a stage that runs a model."""
+
+    role: str
+    processes: int
+    cpus: float
+    gpus: float
+    model: bool = False
+
+    def __str__(self) -> str:
+        each = count(self.cpus, "CPU") + (f" and {count(self.gpus, 'GPU')}" if self.gpus else "")
+        if self.processes == 1:
+            return f"1 {'rank' if self.role == 'trainer' else 'process'}, {each}"
+        return f"{self.processes} {'ranks' if self.role == 'trainer' else 'processes'}, each {each}"
+
+
+class Seat(NamedTuple):
+    """Where a process of a role sits, and its part of what is there."""
+
+    group: str
+    bundle: int
+    cpus: float
+    gpus: float
+
+
+@dataclass(slots=True)
+class Layout:
+    """Placement groups by name, each a strategy and its bundles (CPUs, GPUs); and a seat for (role, index)."""
+
+    strategies: dict[str, Literal["PACK", "SPREAD"]] = field(default_factory=dict)
+    bundles: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    seats: dict[tuple[str, int], Seat] = field(default_factory=dict)
+
+    def total(self) -> tuple[float, float]:
+        """CPUs and GPUs of all."""
+        every = [bundle for bundles in self.bundles.values() for bundle in bundles]
+        return sum(cpus for cpus, _ in every), sum(gpus for _, gpus in every)
+
+
+# --- what is needed ---------------------------------------------------------------------------------------------------
+
+
+def needed_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[str]:
+    """The stages between scoring and training that have processes of their own."""
+    plans, _ = planned_stages(run, stack, algorithm)
+    found = [plan.section.id for plan in plans if plan.section.id not in BESIDE_TRAINER]
+    return found if algorithm.streaming is Streaming.BATCH else [*found, ADVANTAGES]
+
+
+def needed_roles(config: RayConfig, run: RunConfig, stack: Stack, stages: Sequence[str]) -> list[Need]:
+    """Every role that is started, ``stages`` among them, in the order in which they get their places."""
+    roles = config.roles
+    trainer = Need("trainer", roles.trainer.ranks, roles.trainer.cpus, roles.trainer.gpus)
+    fixed = {name: getattr(roles, name) for name in ("engine", "environments", "graders", "bus")}
+    needs = [trainer, *(Need(name, own.replicas, own.cpus, own.gpus) for name, own in fixed.items())]
+    for name in stages:
+        own = roles.stages.get(name, Replicas())
+        needs.append(Need(name, own.replicas, own.cpus, own.gpus, runs_model(name, run, stack)))
+    return needs
+
+
+def runs_model(stage: str, run: RunConfig, stack: Stack) -> bool:
+    """Whether a stage's settings name a model."""
+    if stage not in stack.components("stages"):
+        return False
+    return "model" in stack.config_class("stages", stage, f"stages.{stage}").model_fields
+
+
+# --- where it sits ----------------------------------------------------------------------------------------------------
+
+
+def layout(config: RayConfig, needs: Sequence[Need]) -> Layout:
+    """A placement group for each role; roles that share devices share bundles, and each asks for its part of them."""
+    found = Layout()
+    by_role = {need.role: need for need in needs}
+    trainer, engine = by_role["trainer"], by_role["engine"]
+    shared: list[list[tuple[Need, int]]] = [[(trainer, i)] for i in range(trainer.processes)]
+    beside = [need for need in needs if config.placement == "hybrid" and need.model]
+    if config.placement == "colocate":
+        shared += [[] for _ in range(engine.processes - trainer.processes)]
+        beside = [engine]
+    for need in beside:
+        for i in range(need.processes):
+            shared[i % len(shared)].append((need, i))
+    name = "+".join(["trainer", *(need.role for need in beside)])
+    found.strategies[name], found.bundles[name] = "PACK", []
+    for i, guests in enumerate(shared):
+        turns = config.placement == "colocate"  # then they work one at a time, and share CPUs too
+        cpus = (max if turns else sum)(need.cpus for need, _ in guests)
+        gpus = max(need.gpus for need, _ in guests)
+        found.bundles[name].append(_some(cpus, gpus))
+        for need, index in guests:
+            own = cpus / len(guests) if turns else need.cpus
+            found.seats[need.role, index] = Seat(name, i, own, gpus / len(guests))
+    for need in needs:
+        if need is trainer or need in beside:
+            continue
+        found.strategies[need.role] = "SPREAD" if need is engine else "PACK"
+        found.bundles[need.role] = [_some(need.cpus, need.gpus)] * need.processes
+        for i in range(need.processes):
+            found.seats[need.role, i] = Seat(need.role, i, need.cpus, need.gpus)
+    return found
+
+
+def _some(cpus: float, gpus: float) -> tuple[float, float]:
+    return (cpus, gpus) if cpus or gpus else (LEAST_CPU, 0.0)
+
+
+def count(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"
+
+
+# --- what ``relax check`` says ----------------------------------------------------------------------------------------
+
+
+def _algorithm(run: RunConfig, stack: Stack) -> Algorithm | None:
+    """None where its class imports heavy packages."""
+    if not stack.is_light("algorithms", run.algorithm.id):
+        return None
+    algorithm: Algorithm = stack.build("algorithms", run.algorithm, where="algorithm")
+    return algorithm
+
+
+def deployment(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
+    """(what, how): the cluster, each role and its place, and what overlaps."""
+    algorithm = _algorithm(run, stack)
+    stages = needed_stages(run, stack, algorithm) if algorithm is not None else []
+    needs = needed_roles(config, run, stack, stages)
+    seats = layout(config, needs)
+    cpus, gpus = seats.total()
+    which = f"the one at {config.address}" if config.address else "started on this machine, ended with the run"
+    yield "cluster", f"{which}; placement {config.placement}, {count(cpus, 'CPU')} and {count(gpus, 'GPU')} in all"
+    for need in needs:
+        group = seats.seats[need.role, 0].group
+        others = [other for other in group.split("+") if other != need.role]
+        where = f", sharing with {' and '.join(others)}" if others else ""
+        spread = ", spread over nodes" if seats.strategies[group] == "SPREAD" and need.processes > 1 else ""
+        yield f"role {need.role}", f"{need}{where}{spread}"
+    if algorithm is None:
+        yield "role of stages", f"those that {run.algorithm.id} needs are known only when its heavy packages are loaded"
+    else:
+        plans, _ = planned_stages(run, stack, algorithm)
+        for name in sorted({plan.section.id for plan in plans} & BESIDE_TRAINER):
+            yield f"role {name}", "in the trainer's processes"
+    if config.placement == "colocate":
+        yield "overlap", "engines and trainer take turns on the same devices; the side that waits frees its memory"
+    else:
+        yield "overlap", overlap_of(run)
+
+
+def notes(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[str]:
+    """What works, but is perhaps not meant."""
+    algorithm, roles = _algorithm(run, stack), config.roles
+    if algorithm is not None:
+        needed = needed_stages(run, stack, algorithm)
+        known = {*stack.components("stages"), ADVANTAGES}
+        for name in roles.stages:
+            if name in BESIDE_TRAINER:
+                yield f"roles.stages.{name}: it works in the trainer's processes; nothing is started for it"
+            elif name in known and name not in needed:
+                yield f"roles.stages.{name}: {run.algorithm.id} with its settings does not need it; it is not started"
+        if config.placement == "hybrid" and not any(runs_model(name, run, stack) for name in needed):
+            yield "placement: hybrid, but no stage of this run has a model: it is as separate"
+    for role, section, kind in (("engine", run.engine, "engines"), ("trainer", run.trainer, "trainers")):
+        if _device(run, stack, kind, role) == "cpu" and getattr(roles, role).gpus:
+            yield f"roles.{role}.gpus: {section.id} is told to use the CPU ({role}.device), so its GPUs are idle"
+
+
+# --- what cannot work -------------------------------------------------------------------------------------------------
+
+
+def problems(config: RayConfig, run: RunConfig, stack: Stack | None = None) -> Iterable[str]:
+    """One line for each thing that cannot work: where, what was found, what to do. ``stack``: to know components."""
+    roles = config.roles
+    if roles.bus.replicas != 1:
+        yield f"roles.bus.replicas: found {roles.bus.replicas}, but a run has one bus: leave it out"
+    if run.transport is not None and run.transport.id == "copy":
+        yield "id: ray with transport 'copy', which stays in one process: take another transport, or leave it out"
+    if config.address is not None and (line := _wrong_address(config.address)):
+        yield f"address: found {config.address!r}: {line}"
+    if config.placement == "colocate":
+        yield from _colocated(config)
+    if stack is None:
+        if roles.trainer.ranks > 1 and run.trainer.id != "torch":
+            yield _one_rank(config, run)
+    else:
+        yield from _of_components(config, run, stack)
+
+
+def _wrong_address(address: str) -> str | None:
+    if address == "auto":
+        return None
+    if address.startswith("ray://"):
+        return (
+            "Ray Client has no shared memory with the cluster: start the run on one of its nodes, with address: auto "
+            "or host:port (of `ray start --head`, by default port 6379)"
+        )
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+        return "write host:port as `ray start --head` says it, or auto for the cluster that this machine is a node of"
+    return None
+
+
+def _colocated(config: RayConfig) -> Iterator[str]:
+    engine, trainer = config.roles.engine, config.roles.trainer
+    if not engine.gpus and not trainer.gpus:
+        return
+    if (engine.replicas, engine.gpus) != (trainer.ranks, trainer.gpus):
+        yield (
+            f"roles: placement colocate, engine {engine.replicas} x {count(engine.gpus, 'GPU')} and trainer "
+            f"{trainer.ranks} x {count(trainer.gpus, 'GPU')}, but a replica and a rank share each device: "
+            "give both the same numbers, or take placement separate"
+        )
+    elif engine.gpus > 1:
+        yield (
+            f"roles: placement colocate with {engine.gpus:g} GPUs for a process, of which two share one: ask for 1 "
+            "GPU each and for more replicas and ranks, or take placement separate"
+        )
+
+
+def _one_rank(config: RayConfig, run: RunConfig) -> str:
+    return (
+        f"roles.trainer.ranks: found {config.roles.trainer.ranks}, but trainer {run.trainer.id!r} trains in one "
+        "process: leave it out, or take trainer torch"
+    )
+
+
+def _of_components(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[str]:
+    """What only those who know the components can see. The Config of a trainer of many ranks has ``over_ranks``."""
+    roles, known = config.roles, {*stack.components("stages"), ADVANTAGES}
+    for name in roles.stages:
+        if name not in known:
+            near = nearest(name, known) or f"; known are {', '.join(sorted(known))}"
+            yield f"roles.stages.{name}: no stage has this id{near}"
+    trainer = stack.config_class("trainers", run.trainer.id, "trainer")
+    if roles.trainer.ranks > 1 and not getattr(trainer, "over_ranks", run.trainer.id == "torch"):
+        yield _one_rank(config, run)
+    for role, kind in (("engine", "engines"), ("trainer", "trainers")):
+        if _device(run, stack, kind, role) == "cuda" and not getattr(roles, role).gpus:
+            yield f"roles.{role}.gpus: found 0, but {role}.device is cuda: give it some, such as 1"
+    algorithm = _algorithm(run, stack)
+    if config.placement == "colocate" and algorithm is not None and "values" in algorithm.outputs:
+        yield (
+            f"placement: colocate, but {run.algorithm.id} has a critic, which works in the trainer while engines "
+            "sample: take placement separate, or an algorithm without a critic"
+        )
+    if config.placement == "hybrid" and algorithm is not None:
+        yield from _beside_the_trainer(config, run, stack, needed_stages(run, stack, algorithm))
+
+
+def _beside_the_trainer(config: RayConfig, run: RunConfig, stack: Stack, stages: Sequence[str]) -> Iterator[str]:
+    sharing = [name for name in stages if runs_model(name, run, stack)]
+    for name in sharing:
+        if config.roles.stages.get(name, Replicas()).gpus:
+            yield (
+                f"roles.stages.{name}.gpus: placement hybrid puts it on the trainer's devices: leave gpus out, or take "
+                "placement separate"
+            )
+    if sharing and config.roles.trainer.gpus > 1:
+        yield (
+            f"roles.trainer.gpus: found {config.roles.trainer.gpus:g}, but in placement hybrid a rank shares its "
+            f"device with {' and '.join(sharing)}: ask for 1 GPU a rank and for more ranks"
+        )
+
+
+def _device(run: RunConfig, stack: Stack, kind: str, role: str) -> str | None:
+    """What the settings of the engine or the trainer say, if they say it."""
+    device = getattr(stack.config(kind, getattr(run, role), role), "device", None)
+    return device if isinstance(device, str) else None
+
+
+def whole_cpus(seats: Layout) -> int:
+    """Logical CPUs that a cluster for this alone must have."""
+    return math.ceil(seats.total()[0])

@@ -1,0 +1,37 @@
+"""What every process of a role does first: its log, the run rebuilt from the resolved file, and the model adapter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from relax_plugin_ray.logs import to_role_log
+from relax_plugin_ray.media import SharedMedia
+
+if TYPE_CHECKING:
+    from relax_core.interfaces import ModelAdapter
+    from relax_core.run import Run
+
+
+def run_of(resolved: Mapping[str, Any], role: str) -> Run:
+    """The run in this process, with its callbacks: hooks that fire here fire on instances of this process's own."""
+    from relax_core.run import rebuild
+
+    run = rebuild(resolved)
+    to_role_log(role, run.directory)
+    # Arrays from the object store are read-only. Torch warns of that wherever it looks at one; nobody writes there.
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+    for i, section in enumerate(run.config.callbacks):
+        run.stack.add_callback(run.stack.build("callbacks", section, where=f"callbacks.{i}"), f"callbacks.{i}")
+    return run
+
+
+def adapter_of(run: Run) -> tuple[ModelAdapter, SharedMedia]:
+    """The model adapter of a process, with a store that shares media with other processes."""
+    from relax_core.run import build_modalities
+
+    config, stack = run.config, run.stack
+    media = SharedMedia(build_modalities(stack, config.modalities), max_bytes=config.data.media_bytes)
+    adapter: ModelAdapter = stack.build("models", config.model, media, config.seed, where="model")
+    return adapter, media

@@ -1,0 +1,180 @@
+"""Whole runs on a cluster: equal to local ones, learning, accounted for, and not stopped by what dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from relax_core.config.yaml import read
+from relax_core.hookspecs import Callback, StepEnd
+from relax_core.run import Run
+from relax_core.testing.runs import accounted, metrics, run_file, summary, train
+
+OMNI = Path(__file__).parents[2] / "configs" / "omni-tiny.yaml"
+LEARNING: dict[str, Any] = {"steps": 60, "groups_per_step": 16, "checkpoint": {"every": 60}}
+"""Of the demo's 400 steps of 32 groups: its reward has come to about a quarter then, from nothing."""
+TWO = {"id": "ray", "roles": {"engine": {"replicas": 2}, "trainer": {"ranks": 2}}}
+
+
+def omni(folder: Path, **changes: Any) -> Path:
+    """The demo's run file with other top-level fields."""
+    raw = read(OMNI) | {"runs": str(folder / "runs"), "evaluation": []} | changes
+    raw["trainer"] = raw["trainer"] | {"schedule": "constant"}
+    if "runtime" in changes:
+        raw["plugins"] = ["omni", "ray"]
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+def text(folder: Path, **changes: Any) -> Path:
+    return run_file(folder, **({"plugins": ["ray"], "runtime": {"id": "ray"}, "evaluation": []} | changes))
+
+
+def sampled(directory: Path, steps: int) -> dict[str, list[list[int]]]:
+    """The tokens of every trajectory of the first steps, by step and group."""
+    found = {}
+    for step in range(steps):
+        for line in (directory / "trajectories" / f"step-{step:08d}.jsonl").read_text().splitlines():
+            one = json.loads(line)
+            found[f"{step} {one['group']} {one['member']}"] = [sample["ids"] for sample in one["samples"]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five steps of the demo in this process, with one evaluation."""
+    small = [{"name": "image", "environment": "image", "size": 16, "at_start": True}]
+    return train(omni(tmp_path_factory.mktemp("local"), evaluation=small, **LEARNING | {"steps": 5}))
+
+
+@pytest.mark.timeout(120)
+def test_one_engine_and_one_rank_give_the_local_metrics(cluster: str, local: Path, tmp_path: Path) -> None:
+    small = [{"name": "image", "environment": "image", "size": 16, "at_start": True}]
+    directory = train(omni(tmp_path, evaluation=small, runtime={"id": "ray"}, **LEARNING | {"steps": 5}))
+    assert metrics(directory) == metrics(local) and len(metrics(local)) == 7
+    assert sampled(directory, 5) == sampled(local, 5)
+
+
+@pytest.mark.timeout(180)
+def test_two_engines_and_two_ranks_learn_what_one_process_learns(cluster: str, local: Path, tmp_path: Path) -> None:
+    """The same tokens and losses in the first steps, and the demo's reward rises."""
+    directory = train(omni(tmp_path, runtime=TWO, **LEARNING))
+    assert sampled(directory, 5) == sampled(local, 5)
+    for one, other in zip(training(local), training(directory)[:5], strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], abs=1e-5)
+        assert one["train/grad_norm"] == pytest.approx(other["train/grad_norm"], rel=1e-4)
+        assert one["reward"] == other["reward"]
+    assert_learned(directory)
+
+
+@pytest.mark.timeout(180)
+def test_two_engines_and_two_ranks_learn_asynchronously(cluster: str, tmp_path: Path) -> None:
+    directory = train(omni(tmp_path, runtime=TWO, max_staleness=2, **LEARNING))
+    found = summary(directory)
+    assert 0 < found["max_lag"] <= 2 and found["groups"]["evicted"] == 0 and accounted(found["groups"])
+    lags = {key for line in training(directory) for key in line if key.startswith("lag/tokens/")}
+    assert lags == {"lag/tokens/0", "lag/tokens/1", "lag/tokens/2"}
+    assert_learned(directory)
+
+
+def training(directory: Path) -> list[dict[str, Any]]:
+    return [line for line in metrics(directory) if line["kind"] == "train"]
+
+
+def assert_learned(directory: Path) -> None:
+    rewards = [line["reward"] for line in training(directory)]
+    first, last = statistics.fmean(rewards[:10]), statistics.fmean(rewards[-10:])
+    assert last > first + 0.12, (first, last)
+
+
+@pytest.mark.timeout(60)
+def test_a_healthy_run_evicts_nothing_at_staleness_4(cluster: str, tmp_path: Path) -> None:
+    directory = train(text(tmp_path, steps=20, max_staleness=4, environments=[{"id": "uneven"}], **UNEVEN))
+    found = summary(directory)
+    assert found["groups"]["evicted"] == 0 and 0 < found["max_lag"] <= 4 and accounted(found["groups"])
+    assert found["mean_length"]["trained"] == pytest.approx(found["mean_length"]["played"], rel=0.1)
+
+
+@pytest.mark.timeout(60)
+def test_finished_order_evicts_the_late_and_shows_the_bias(cluster: str, tmp_path: Path) -> None:
+    """Long answers come late here: they are evicted, counted, played again, and missing among what is trained."""
+    changes = {"max_staleness": 1, "order": "finished", "environments": [{"id": "uneven"}]}
+    directory = train(text(tmp_path, steps=20, **changes, **UNEVEN))
+    found = summary(directory)
+    groups = found["groups"]
+    assert groups["evicted"] > 0 and accounted(groups) and groups["trained"] == 80 and found["max_lag"] <= 1
+    assert found["mean_length"]["trained"] < 0.95 * found["mean_length"]["played"]
+    last = training(directory)[-1]
+    assert last["groups/evicted"] == groups["evicted"]
+
+
+UNEVEN: dict[str, Any] = {"plugins": ["ray", "cluster_tests"]}
+
+
+@pytest.mark.timeout(120)
+def test_what_dies_is_started_again(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine, an environment, a grader and a stage are killed while they work; no group is lost or trained twice."""
+    from relax_plugin_ray.runtime import RayRuntime
+
+    runtimes: list[RayRuntime] = []
+    begin = RayRuntime.start
+
+    async def start(self: RayRuntime, *arguments: Any, **more: Any) -> Any:
+        runtimes.append(self)
+        return await begin(self, *arguments, **more)
+
+    monkeypatch.setattr(RayRuntime, "start", start)
+    killed: list[str] = []
+
+    class Killer(Callback):
+        def on_step_end(self, run: Run, event: StepEnd) -> None:
+            if event.step in VICTIMS:
+                role = VICTIMS[event.step]
+                os.kill(pid_of(runtimes[0], role), signal.SIGKILL)
+                killed.append(role)
+
+    changes = {"runtime": {"id": "ray", "roles": {"engine": {"replicas": 2}}}, "max_staleness": 1}
+    directory = train_with(text(tmp_path, steps=30, **changes), Killer())
+    found = summary(directory)
+    assert killed == list(VICTIMS.values())
+    assert accounted(found["groups"]) and found["groups"]["trained"] == 120
+    assert found["groups"]["failed"] == found["groups"]["evicted"] == 0
+    entries = [
+        json.loads(line)
+        for file in sorted((directory / "trajectories").iterdir())
+        if file.suffix == ".jsonl"
+        for line in file.read_text().splitlines()
+    ]
+    names = [(one["group"], one["member"]) for one in entries]
+    assert len(names) == len(set(names)) == 120 * 4
+
+
+VICTIMS = {3: "engine-0", 9: "environments-0", 15: "graders-0", 21: "advantages-0"}
+
+
+def pid_of(runtime: Any, role: str) -> int:
+    """Of the process of a role's first replica."""
+    import ray
+
+    return int(ray.get(runtime.actors()[role].__ray_call__.remote(lambda self: os.getpid())))
+
+
+def train_with(path: Path, callback: Callback) -> Path:
+    """Train with one more callback, in the controller."""
+    from relax_core.launch import prepare
+    from relax_core.screen import Screen
+    from relax_core.train import run_training
+
+    run = prepare(path, report=lambda line: None)
+    run.stack.add_callback(callback, "callbacks.test")
+    with Screen(run, quiet=True) as screen:
+        run_training(run, screen)
+    return run.directory
