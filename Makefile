@@ -59,7 +59,7 @@ test-cluster: $(STAMP)
 	$(BIN)/python -m pytest -m "cluster and not slow and not gpu" tests/cluster $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu and not cluster" --timeout=900 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not gpu" --timeout=900 $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -41,6 +41,9 @@ class CriticConfig(ComponentConfig):
 
 class TrainerConfig(ComponentConfig):
     """The trainer that runs the transformers model itself, in one process or over several ranks."""
+
+    over_ranks: ClassVar[bool] = True
+    """Whether ranks can train together."""
 
     lr: PositiveFloat = 1e-6
     """Peak learning rate of AdamW."""

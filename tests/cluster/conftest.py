@@ -22,13 +22,13 @@ from relax_envs.toy.words import LastWord
 
 
 class Uneven(LastWord):
-    """A third of the tasks is answered by up to three words and begins late, the others by one."""
+    """A quarter of the tasks is answered by up to three words and ends late, the others by one."""
 
     async def play(self, task, chat):
-        long = uniform(stream(0, "long", task.id), 0) < 1 / 3
-        if long:
-            await asyncio.sleep(2.0)
+        long = uniform(stream(0, "long", task.id), 0) < 1 / 4
         await chat(*task.messages, max_new_tokens=3 if long else 1)
+        if long:
+            await asyncio.sleep(3.0)
 
 
 def relax_environments():

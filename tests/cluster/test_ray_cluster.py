@@ -150,6 +150,7 @@ assert notes == []
 )
 
 
+@pytest.mark.slow
 def test_a_cluster_of_its_own_is_silent_and_ends() -> None:
     done = script(OWN)
     assert done.returncode == 0, done.stderr
@@ -171,6 +172,7 @@ assert not ray.is_initialized()
 )
 
 
+@pytest.mark.slow
 def test_gpus_that_this_machine_lacks_are_named_at_once() -> None:
     done = script(LACKING)
     assert done.returncode == 0, done.stderr
@@ -264,6 +266,7 @@ def short() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_colocated_roles_see_the_same_device(short: str) -> None:
     """Ray believes in two GPUs; what it hands out is looked at."""
     done = script(GPUS, short)
@@ -287,6 +290,7 @@ def test_no_room_is_said_in_time(cluster: str) -> None:
     assert settled(before)
 
 
+@pytest.mark.slow
 def test_who_waits_for_room_hears_of_it_and_gets_it(cluster: str) -> None:
     import ray
 

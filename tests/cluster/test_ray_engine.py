@@ -339,6 +339,7 @@ def test_the_engine_of_a_run_file_is_built_with_a_store_that_knows_what_is_share
     assert engine.setup.adapter.media is media
 
 
+@pytest.mark.slow
 def test_a_killed_guest_process_leaves_no_party_and_no_request() -> None:
     class Worker:
         async def work(self, handles: list[Any]) -> int:

@@ -11,6 +11,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 
 def script(source: str, *values: object) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own, with a hard limit."""
@@ -57,6 +59,7 @@ main(sys.argv[1], sys.argv[2], sys.argv[3:])
 """
 
 
+@pytest.mark.slow
 def test_what_roles_print_outlives_them(tmp_path: Path) -> None:
     roles = ("calm", "kill", "abort")
     short = tempfile.mkdtemp(prefix="rx-", dir="/tmp")  # Ray's sockets have short paths
@@ -80,6 +83,8 @@ def test_what_roles_print_outlives_them(tmp_path: Path) -> None:
         assert [line for line in wanted if line not in lines] == []
         assert not any(line.startswith(":actor_name") for line in lines)
         for line in wanted:
+            if line.startswith("line "):  # the terminal may leave some of many out, the file never
+                continue
             assert re.search(rf"^\({role} pid=\d+\) {re.escape(line)}", terminal, flags=re.MULTILINE), line
 
 

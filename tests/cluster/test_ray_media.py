@@ -104,7 +104,7 @@ def test_shared_features_are_read_in_place_by_every_process_that_knows_them(read
         assert ray.get(reader.know.remote(shared), timeout=60) == 0
         assert ray.get(reader.get.remote("b"), timeout=30) == (600_000.0, False, [1, 2, 3])
         assert ray.get(reader.call.remote("size", ["a", "b", "b"]), timeout=30) == 2 * 1_200_024
-    assert 2_400_000 <= stored_bytes() - before < 3_000_000
+    assert 2_300_000 <= stored_bytes() - before < 3_000_000  # what others held may go meanwhile
     for reader in readers:
         ray.get([reader.call.remote("retain", ["a", "b"]), reader.call.remote("release", ["a", "b"])], timeout=30)
         with pytest.raises(DataError, match="media b: not in the store"):

@@ -18,8 +18,8 @@ from relax_core.run import Run
 from relax_core.testing.runs import accounted, metrics, run_file, summary, train
 
 OMNI = Path(__file__).parents[2] / "configs" / "omni-tiny.yaml"
-LEARNING: dict[str, Any] = {"steps": 60, "groups_per_step": 16, "checkpoint": {"every": 60}}
-"""Of the demo's 400 steps of 32 groups: its reward has come to about a quarter then, from nothing."""
+LEARNING: dict[str, Any] = {"steps": 40, "groups_per_step": 8, "group_size": 16, "checkpoint": {"every": 40}}
+"""Of the demo's 400 steps of 256 plays: its reward has come to about a fifth then, from nothing."""
 TWO = {"id": "ray", "roles": {"engine": {"replicas": 2}, "trainer": {"ranks": 2}}}
 
 
@@ -91,26 +91,18 @@ def training(directory: Path) -> list[dict[str, Any]]:
 
 def assert_learned(directory: Path) -> None:
     rewards = [line["reward"] for line in training(directory)]
-    first, last = statistics.fmean(rewards[:10]), statistics.fmean(rewards[-10:])
-    assert last > first + 0.12, (first, last)
-
-
-@pytest.mark.timeout(60)
-def test_a_healthy_run_evicts_nothing_at_staleness_4(cluster: str, tmp_path: Path) -> None:
-    directory = train(text(tmp_path, steps=20, max_staleness=4, environments=[{"id": "uneven"}], **UNEVEN))
-    found = summary(directory)
-    assert found["groups"]["evicted"] == 0 and 0 < found["max_lag"] <= 4 and accounted(found["groups"])
-    assert found["mean_length"]["trained"] == pytest.approx(found["mean_length"]["played"], rel=0.1)
+    first, last = statistics.fmean(rewards[:8]), statistics.fmean(rewards[-8:])
+    assert last > first + 0.1, (first, last)
 
 
 @pytest.mark.timeout(60)
 def test_finished_order_evicts_the_late_and_shows_the_bias(cluster: str, tmp_path: Path) -> None:
     """Long answers come late here: they are evicted, counted, played again, and missing among what is trained."""
     changes = {"max_staleness": 1, "order": "finished", "environments": [{"id": "uneven"}]}
-    directory = train(text(tmp_path, steps=20, **changes, **UNEVEN))
+    directory = train(text(tmp_path, steps=12, **changes, **UNEVEN))
     found = summary(directory)
     groups = found["groups"]
-    assert groups["evicted"] > 0 and accounted(groups) and groups["trained"] == 80 and found["max_lag"] <= 1
+    assert groups["evicted"] > 0 and accounted(groups) and groups["trained"] == 48 and found["max_lag"] <= 1
     assert found["mean_length"]["trained"] < 0.95 * found["mean_length"]["played"]
     last = training(directory)[-1]
     assert last["groups/evicted"] == groups["evicted"]
@@ -141,12 +133,12 @@ def test_what_dies_is_started_again(cluster: str, tmp_path: Path, monkeypatch: p
                 os.kill(pid_of(runtimes[0], role), signal.SIGKILL)
                 killed.append(role)
 
-    changes = {"runtime": {"id": "ray", "roles": {"engine": {"replicas": 2}}}, "max_staleness": 1}
-    directory = train_with(text(tmp_path, steps=30, **changes), Killer())
+    changes = {"runtime": {"id": "ray", "roles": {"engine": {"replicas": 2}}}, "max_staleness": 4}
+    directory = train_with(text(tmp_path, steps=18, **changes), Killer())
     found = summary(directory)
     assert killed == list(VICTIMS.values())
-    assert accounted(found["groups"]) and found["groups"]["trained"] == 120
-    assert found["groups"]["failed"] == found["groups"]["evicted"] == 0
+    assert accounted(found["groups"]) and found["groups"]["trained"] == 72
+    assert found["groups"]["failed"] == found["groups"]["evicted"] == 0 and 0 < found["max_lag"] <= 4
     entries = [
         json.loads(line)
         for file in sorted((directory / "trajectories").iterdir())
@@ -154,10 +146,10 @@ def test_what_dies_is_started_again(cluster: str, tmp_path: Path, monkeypatch: p
         for line in file.read_text().splitlines()
     ]
     names = [(one["group"], one["member"]) for one in entries]
-    assert len(names) == len(set(names)) == 120 * 4
+    assert len(names) == len(set(names)) == 72 * 4
 
 
-VICTIMS = {3: "engine-0", 9: "environments-0", 15: "graders-0", 21: "advantages-0"}
+VICTIMS = {2: "engine-0", 6: "environments-0", 10: "graders-0", 14: "advantages-0"}
 
 
 def pid_of(runtime: Any, role: str) -> int:

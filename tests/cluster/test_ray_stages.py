@@ -244,6 +244,7 @@ def test_a_killed_stage_goes_on_where_it_was(world: World) -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_a_stage_that_dies_before_it_serves_has_its_state_again(world: World) -> None:
     async def test() -> None:
         bus = await filled(4)
@@ -280,6 +281,7 @@ def test_a_stage_that_raises_ends_with_its_message(world: World) -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_a_stage_that_dies_again_and_again_ends_the_run(world: World) -> None:
     async def test() -> None:
         bus = await filled(4)
@@ -300,6 +302,7 @@ def test_a_stage_that_dies_again_and_again_ends_the_run(world: World) -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_a_stage_that_cannot_be_built_says_why(world: World) -> None:
     world.faults("refuse")
 

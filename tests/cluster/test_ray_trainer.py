@@ -408,6 +408,7 @@ def test_a_death_while_this_process_blocks_is_an_error(one: Live, tmp_path: Path
     assert time.monotonic() - begin < 10
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_be_built_say_why(world: World, cluster: str) -> None:
     plain = world.plain | {"trainer": world.plain["trainer"] | {"frozen": ["nothing*"]}}
     actor = ray.remote(RankActor).options(num_cpus=0.5, runtime_env={"env_vars": {"PYTHONPATH": world.path}})

@@ -92,13 +92,16 @@ def test_lost_groups_do_not_slow_a_run_down(losses: Sequence[EntryPoint], tmp_pa
     assert middle[0] < 2 * middle[1]  # generous: machines are shared
 
 
-def test_lag_is_bounded_and_happens(tmp_path: Path) -> None:
-    directory = train(run_file(tmp_path, steps=20, max_staleness=2, evaluation=[]))
+@pytest.mark.parametrize("staleness", range(5))
+def test_lag_is_bounded_and_happens_and_nothing_is_evicted(tmp_path: Path, staleness: int) -> None:
+    directory = train(run_file(tmp_path, steps=20, max_staleness=staleness, evaluation=[]))
     found = summary(directory)
-    assert 0 < found["max_lag"] <= 2 and set(found["lag_tokens"]) <= {"0", "1", "2"}
+    assert found["max_lag"] <= staleness and (found["max_lag"] > 0) == (staleness > 0)
     assert found["groups"]["evicted"] == 0
     lines = metrics(directory)
-    assert all(line["lag/max"] <= 2 for line in lines) and any(line["lag/max"] > 0 for line in lines)
+    assert all(line["lag/max"] <= staleness for line in lines)
+    by_lag = [sum(line[f"lag/tokens/{lag}"] for line in lines) for lag in range(staleness + 1)]
+    assert by_lag == [found["lag_tokens"].get(str(lag), 0) for lag in range(staleness + 1)]
     assert found["mean_length"]["trained"] == pytest.approx(found["mean_length"]["played"], rel=0.05)
 
 

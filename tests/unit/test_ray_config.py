@@ -15,8 +15,9 @@ from relax_core.config import yaml
 from relax_core.config.resolve import resolve
 from relax_core.errors import ConfigError
 from relax_core.run import Run
+from relax_core.torch.config import TrainerConfig
 from relax_plugin_ray.config import RayConfig
-from relax_plugin_ray.plan import LEAST_CPU, Layout, Need, Seat, layout, needed_roles, needed_stages, problems
+from relax_plugin_ray.plan import LEAST_CPU, Layout, Need, Seat, layout, needed_roles, needed_stages
 
 WORDS = ["last", "of", "word", "?", "cat", "dog", "sun", "moon", "tree", "fish", "bird", "star", "rain", "fire"]
 KL = {"id": "grpo", "kl": {"coefficient": 0.1}}
@@ -134,13 +135,12 @@ def test_hybrid_gives_stages_no_devices_of_their_own() -> None:
     assert parts.startswith("runtime.roles.trainer.gpus: found 2, but in placement hybrid a rank shares its device")
 
 
-def test_ranks_are_for_trainers_that_have_them() -> None:
-    config, _ = resolve(data({"roles": {"trainer": {"ranks": 2}}}))
-    other = config.model_copy(update={"trainer": config.trainer.model_copy(update={"id": "mine"})})
-    runtime = RayConfig.model_validate({"roles": {"trainer": {"ranks": 2}}})
-    assert list(problems(runtime, config)) == []
-    (problem,) = problems(runtime, other)
-    assert problem.startswith("roles.trainer.ranks: found 2, but trainer 'mine' trains in one process")
+def test_ranks_are_for_trainers_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found({"trainer": {"ranks": 2}}) == []
+    monkeypatch.setattr(TrainerConfig, "over_ranks", False)
+    (problem,) = found({"trainer": {"ranks": 2}})
+    assert problem.startswith("runtime.roles.trainer.ranks: found 2, but trainer 'torch' trains in one process")
+    assert found({"trainer": {"ranks": 1}}) == []
 
 
 # --- what is needed, and where it sits --------------------------------------------------------------------------------

@@ -208,10 +208,7 @@ def problems(config: RayConfig, run: RunConfig, stack: Stack | None = None) -> I
         yield f"address: found {config.address!r}: {line}"
     if config.placement == "colocate":
         yield from _colocated(config)
-    if stack is None:
-        if roles.trainer.ranks > 1 and run.trainer.id != "torch":
-            yield _one_rank(config, run)
-    else:
+    if stack is not None:
         yield from _of_components(config, run, stack)
 
 
@@ -261,7 +258,7 @@ def _of_components(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[
             near = nearest(name, known) or f"; known are {', '.join(sorted(known))}"
             yield f"roles.stages.{name}: no stage has this id{near}"
     trainer = stack.config_class("trainers", run.trainer.id, "trainer")
-    if roles.trainer.ranks > 1 and not getattr(trainer, "over_ranks", run.trainer.id == "torch"):
+    if roles.trainer.ranks > 1 and not getattr(trainer, "over_ranks", False):
         yield _one_rank(config, run)
     for role, kind in (("engine", "engines"), ("trainer", "trainers")):
         if _device(run, stack, kind, role) == "cuda" and not getattr(roles, role).gpus:
