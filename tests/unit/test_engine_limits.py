@@ -20,7 +20,9 @@ from relax_core.testing.decoding import (
 from relax_core.testing.engines import changed_weights, full_logprobs, request
 from relax_core.testing.tiny import TinyAdapter, TinyConfig, tiny_adapter
 from relax_core.torch.kv import attention_windows
+from relax_core.transports import CopyTransport
 from relax_core.types import Encoded, MediaRef, Stop, Version
+from relax_core.weight_receiver import Receiver
 
 # --- versions, aborts, order ----------------------------------------------------------------------------------------
 
@@ -219,12 +221,15 @@ def test_a_failing_model_fails_the_running_rows_and_the_next_ones_are_served() -
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def test_swapped_weights_are_copies_that_give_the_new_models_log_probs() -> None:
+def test_received_weights_are_copies_that_give_the_new_models_log_probs() -> None:
+    """Neither the trainer's own tensors nor the publisher's buffers are what the decoder draws from."""
     d = decoder()
-    weights = changed_weights(d.model, 0)
-    d.swap(Version(0, 1), weights)
+    weights, transport = changed_weights(d.model, 0), CopyTransport(CopyTransport.Config())
+    d.swap(Version(0, 1), Receiver().receive(transport.publish(Version(0, 1), weights)))
     for _, w in weights:
         w.zero_()
+    for number in range(2, 5):
+        transport.publish(Version(0, number), weights)
     r = request("a", [3, 4, 5], 8)
     (c,) = run(d, [r])
     assert set(c.versions) == {Version(0, 1)}

@@ -19,6 +19,8 @@ from relax_plugin_ray.bus_table import RawRow, Table, from_table, to_table
 from relax_plugin_ray.references import Attached, Packed, Packer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from relax_plugin_ray.media import SharedMedia
 
 CONCURRENT = 100_000
@@ -43,11 +45,21 @@ class RayBus(Bus):
         self.media = media
 
     @classmethod
-    def start(cls, max_rows: int, max_bytes: int, media: SharedMedia | None = None, **options: Any) -> RayBus:
-        """A new bus. ``options`` of its actor, such as its placement; it ends with the last handle or its maker."""
+    def start(
+        cls,
+        max_rows: int,
+        max_bytes: int,
+        media: SharedMedia | None = None,
+        directory: Path | None = None,
+        **options: Any,
+    ) -> RayBus:
+        """A new bus. ``options`` of its actor, such as its placement; it ends with the last handle or its maker.
+
+        ``directory``: of the run, for the actor's log.
+        """
         name = f"relax-bus-{os.urandom(6).hex()}"
         defaults = {"num_cpus": 0, "max_concurrency": CONCURRENT, "name": name, "namespace": NAMESPACE}
-        actor = ray.remote(BusActor).options(**(defaults | options)).remote(max_rows, max_bytes)
+        actor = ray.remote(BusActor).options(**(defaults | options)).remote(max_rows, max_bytes, directory)
         return cls(actor, name, media)
 
     def __reduce__(self) -> tuple[Any, ...]:

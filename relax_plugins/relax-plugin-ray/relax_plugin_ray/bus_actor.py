@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from relax_core.errors import FencedError
 from relax_core.interfaces import Row
 from relax_plugin_ray.boxes import PIECE_BYTES, Box, find_box
 from relax_plugin_ray.bus_table import Table, from_table, to_table
+from relax_plugin_ray.logs import to_role_log
 
 BUNDLE_BYTES = 4_000_000
 """Of what calls carried, put in the object store as one."""
@@ -100,12 +102,18 @@ class ActorBus(Bus):
 class BusActor:
     """To be made with ``ray.remote``. The calls of one client start in the order in which it made them."""
 
-    def __init__(self, max_rows: int, max_bytes: int) -> None:
+    def __init__(self, max_rows: int, max_bytes: int, directory: Path | None = None) -> None:
+        """``directory``: of the run, for a log."""
+        if directory is not None:
+            to_role_log("bus", directory)
         self._bus = ActorBus(max_rows, max_bytes)
         self._waiting: dict[str, asyncio.Task[Any]] = {}  # on the bus, by ticket
         self._pending: dict[str, asyncio.Task[Any]] = {}  # whose results will be asked for
         self._undo: OrderedDict[str, tuple[Any, ...]] = OrderedDict()
         self._cancelled: OrderedDict[str, None] = OrderedDict()  # before they began, or could be noted as done
+
+    def __repr__(self) -> str:
+        return "bus"
 
     async def one(self, call: Call, *contents: Any) -> Any:
         """The answer to a call, however long it has to wait."""

@@ -68,8 +68,8 @@ class RayRuntime(Runtime):
         stages = needed_stages(run.config, run.stack, algorithm) if training else []
         cluster = self._cluster = await Cluster.attach(self.config, run, stages, note)
         adapter, media = adapter_of(run)
-        bus_section = run.config.bus
-        bus = RayBus.start(bus_section.max_rows, bus_section.max_bytes, media, **cluster.options("bus", 0))
+        room = (run.config.bus.max_rows, run.config.bus.max_bytes)
+        bus = RayBus.start(*room, media, run.directory.absolute(), **cluster.options("bus", 0))
         plain = resolved(run.config, run.stack) | {"runs": str(run.config.runs.absolute())}
         engines = self._engines(plain, run, media)
         engine = self._engine = Router(engines, note, max_restarts=self.config.restarts)
