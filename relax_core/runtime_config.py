@@ -1,4 +1,10 @@
-"""Settings of the local runtime, apart from its code so that reading a run file imports nothing heavy."""
+"""Settings of the local runtime, apart from its code so that reading a run file imports nothing heavy.
+
+Settings of any runtime may have these methods, all of them light, which ``relax check`` asks: ``problems(run, stack)``,
+a line for each thing that cannot work, which begins with a setting's name; ``notes(run, stack)``, what is worth knowing
+though it works; ``deployment(run, stack)``, (what, how) of where roles are and what overlaps; ``deployed()``, the
+numbers for an estimate of memory.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from relax_core.interfaces import ComponentConfig
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
+    from relax_core.interfaces import Algorithm
     from relax_core.plugins import Stack
 
 
@@ -31,18 +38,17 @@ class Deployed:
 
 
 class LocalConfig(ComponentConfig):
-    """Settings of a runtime may have these methods, which ``relax check`` asks, all of them light; those of a runtime
-    without them are not asked: ``problems(run, stack)``: a line for each thing that cannot work, beginning with a
-    setting's name; ``deployment(run, stack)``: (what, how), where the roles are and what overlaps;
-    ``notes(run, stack)``: what is worth knowing though it works; ``deployed()``.
-    """
-
     overlap: Literal["turns", "process"] = "turns"
     """``turns``: engine and trainer take turns in one process (exact, debuggable). ``process``: the engine has its own
     process, and samples while the trainer computes (for speed)."""
     placement: Literal["resident", "colocate"] = "resident"
     """``resident``: engine and trainer keep their memory. ``colocate``: they take turns on the device; the trainer
     waits for the whole step's rollout, and the one that waits frees its memory for the other."""
+
+    def problems(self, run: RunConfig, stack: Stack) -> Iterator[str]:
+        """What cannot work, as far as the algorithm can be asked without heavy packages."""
+        if self.placement == "colocate" and stack.is_light("algorithms", run.algorithm.id):
+            yield from critic_problems(run, stack.build("algorithms", run.algorithm, where="algorithm"))
 
     def deployment(self, run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
         """Where the roles are, and what overlaps."""
@@ -57,6 +63,15 @@ class LocalConfig(ComponentConfig):
 
     def deployed(self) -> Deployed:
         return Deployed(together="turns" if self.placement == "colocate" else "resident")
+
+
+def critic_problems(run: RunConfig, algorithm: Algorithm) -> Iterator[str]:
+    """A critic is part of the trainer and works while engines sample: it cannot sleep then."""
+    if "values" in algorithm.outputs:
+        yield (
+            f"placement: colocate, but {run.algorithm.id} has a critic, which works in the trainer while engines "
+            "sample: take another placement, or an algorithm without a critic"
+        )
 
 
 def overlap_of(run: RunConfig) -> str:

@@ -205,6 +205,7 @@ def test_a_running_cluster_is_joined_and_left(cluster: str) -> None:
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_separate_roles_sit_in_groups_of_their_own(cluster: str) -> None:
     before = quiet()
     with attached({"address": cluster, "roles": {"engine": {"replicas": 2}, "trainer": {"ranks": 2}}}) as (own, notes):
@@ -218,6 +219,7 @@ def test_separate_roles_sit_in_groups_of_their_own(cluster: str) -> None:
     assert settled(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("placement", "guest"), [("colocate", "engine"), ("hybrid", "reference")])
 def test_who_shares_devices_sits_with_the_trainer(cluster: str, placement: str, guest: str) -> None:
     before = quiet()

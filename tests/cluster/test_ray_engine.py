@@ -95,6 +95,7 @@ async def gauge(engine: Engine, name: str, value: float) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_the_same_bits_as_in_this_process_before_and_after_new_weights() -> None:
     async def both(e: Engine) -> list[Any]:
         transport = SharedTransport(SharedTransport.Config())
@@ -218,6 +219,7 @@ def test_a_killed_actor_fails_what_waits_at_once_and_a_new_start_serves_again() 
     served(test, CountingBuilder())
 
 
+@pytest.mark.slow
 def test_of_two_replicas_one_is_killed_and_all_plays_end_with_the_same_ids() -> None:
     def requests() -> list[Request]:
         media = (MediaRef("image", "green", 0, 1),)
@@ -259,6 +261,7 @@ def test_of_two_replicas_one_is_killed_and_all_plays_end_with_the_same_ids() -> 
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
+@pytest.mark.slow
 def test_guests_wait_for_weights_leave_no_trace_and_find_the_actor_made_anew() -> None:
     async def test(e: RayEngine) -> None:
         guest = RayEngine.connect(e.handle, colours())
@@ -302,6 +305,7 @@ def test_guests_wait_for_weights_leave_no_trace_and_find_the_actor_made_anew() -
     served(test, CountingBuilder())
 
 
+@pytest.mark.slow
 def test_routers_of_owner_and_guest_bring_a_named_actor_back_though_only_the_guest_asks() -> None:
     async def main() -> None:
         name = f"engine-{os.urandom(4).hex()}"
@@ -372,6 +376,7 @@ def test_a_killed_guest_process_leaves_no_party_and_no_request() -> None:
     served(test, CountingBuilder())
 
 
+@pytest.mark.slow
 def test_plays_of_two_clients_have_the_bits_of_one() -> None:
     async def test(e: RayEngine) -> None:
         transport = SharedTransport(SharedTransport.Config())

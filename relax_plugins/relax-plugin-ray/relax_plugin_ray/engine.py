@@ -297,8 +297,7 @@ class RayEngine(RemoteEngine):
         await self._end()
 
     async def _end(self) -> None:
-        handle, self.handle = self.handle, None
-        lived = self._dead is None
+        handle, self.handle, lived = self.handle, None, self._dead is None
         self._die("it was disconnected" if self._guest else "it was stopped")
         if self._reading is not None:
             self._reading.cancel()

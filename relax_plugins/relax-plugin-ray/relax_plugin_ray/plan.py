@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from relax_core.config.columns import planned_stages
 from relax_core.errors import nearest
 from relax_core.interfaces import Streaming
-from relax_core.runtime_config import overlap_of
+from relax_core.runtime_config import critic_problems, overlap_of
 from relax_plugin_ray.config import RayConfig, Replicas
 
 if TYPE_CHECKING:
@@ -264,11 +264,8 @@ def _of_components(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[
         if _device(run, stack, kind, role) == "cuda" and not getattr(roles, role).gpus:
             yield f"roles.{role}.gpus: found 0, but {role}.device is cuda: give it some, such as 1"
     algorithm = _algorithm(run, stack)
-    if config.placement == "colocate" and algorithm is not None and "values" in algorithm.outputs:
-        yield (
-            f"placement: colocate, but {run.algorithm.id} has a critic, which works in the trainer while engines "
-            "sample: take placement separate, or an algorithm without a critic"
-        )
+    if config.placement == "colocate" and algorithm is not None:
+        yield from critic_problems(run, algorithm)
     if config.placement == "hybrid" and algorithm is not None:
         yield from _beside_the_trainer(config, run, stack, needed_stages(run, stack, algorithm))
 
