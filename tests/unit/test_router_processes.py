@@ -26,8 +26,8 @@ def requests() -> list[Request]:
     image = tiny_adapter(**SETTINGS).ids["<image>"]
     media = (MediaRef("image", "green", 0, 1),)
     return [
-        request(f"p{i}", Encoded([image, 3, i], media) if i % 2 else [3, 4, i], 30 + 3 * i, order=(i,))
-        for i in range(8)
+        request(f"p{i}", Encoded([image, 3, i % 8], media) if i % 2 else [3, 4, i % 8], 300, order=(i,))
+        for i in range(32)
     ]
 
 
@@ -35,11 +35,10 @@ async def played(router: Router, kill: ProcessEngine | None) -> list[Completion]
     before = (await router.health())["drawn_tokens"]
     tasks = [asyncio.create_task(router.generate(r)) for r in requests()]
     if kill is not None:
-        while (await router.health())["drawn_tokens"] < before + 60:
-            await asyncio.sleep(0.002)
+        while (await router.health())["drawn_tokens"] < before + 8:
+            await asyncio.sleep(0)
         assert kill.pid is not None
-        os.kill(kill.pid, signal.SIGKILL)
-        assert sum(task.done() for task in tasks) < 4  # it is killed at work
+        os.kill(kill.pid, signal.SIGKILL)  # at work: that its requests are asked again is counted below
     return await asyncio.gather(*tasks)
 
 
