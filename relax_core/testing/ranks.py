@@ -13,9 +13,13 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def run_ranks(program: Path, *arguments: object, timeout: float) -> None:
@@ -33,6 +37,13 @@ def run_ranks(program: Path, *arguments: object, timeout: float) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert process.returncode == 0, said[-6000:]
+
+
+def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference of two sets of tensors, as a part of the largest number."""
+    assert one.keys() == other.keys()
+    scale = max(float(t.abs().max()) for t in one.values())
+    return max(float((t.float() - other[name].float()).abs().max()) for name, t in one.items()) / scale
 
 
 def fork_ranks(size: int, act: Callable[[int], None]) -> None:

@@ -25,7 +25,7 @@ from relax_core.interfaces import Algorithm, Batch, Columns, Cut, Loss, Outputs,
 from relax_core.run import Run
 from relax_core.setup import TrainerSetup
 from relax_core.testing.gradients import banning, rows_of_lengths
-from relax_core.testing.ranks import fork_ranks, run_ranks
+from relax_core.testing.ranks import distance, fork_ranks, run_ranks
 from relax_core.testing.training import row, tiny_run
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.ranks import Ranks, join, leave
@@ -236,13 +236,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run_ranks(Path(__file__), folder, timeout=100)
     loaded: dict[str, Any] = torch.load(folder / "found.pt", weights_only=False)
     return loaded
-
-
-def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
-    """The largest difference, as a part of the largest number."""
-    assert one.keys() == other.keys()
-    scale = max(float(t.abs().max()) for t in one.values())
-    return max(float((t.float() - other[name].float()).abs().max()) for name, t in one.items()) / scale
 
 
 @pytest.mark.timeout(120)
