@@ -25,6 +25,7 @@ from relax_core.testing.bus_contract import CHECKS, Check, Kit, run_check, stres
 from relax_plugin_ray.boxes import NAMESPACE
 from relax_plugin_ray.bus import RayBus
 from relax_plugin_ray.bus_actor import BusActor
+from tests.cluster.object_store import settled_bytes, stored_bytes
 
 pytestmark = pytest.mark.timeout(240)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
@@ -218,13 +219,6 @@ def crew(all_processes: Crew) -> Iterator[Crew]:
     all_processes.rest()
 
 
-def stored_bytes() -> int:
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-
-    state = get_state_from_address(ray.get_runtime_context().gcs_address)  # type: ignore[no-untyped-call]
-    return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)  # type: ignore[no-untyped-call]
-
-
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not true():
@@ -388,7 +382,7 @@ def test_what_was_granted_to_a_cancelled_call_is_given_back(bus: RayBus) -> None
 
 
 def test_readers_share_the_memory_of_large_columns_and_it_is_freed(bus: RayBus, crew: Crew) -> None:
-    before = stored_bytes()
+    before = settled_bytes()
     rollout, readers = crew.take(bus, "rollout"), [crew.take(bus, f"train-{n}") for n in range(3)]
     ray.get(rollout.play_large.remote("a", 4), timeout=30)
     ray.get([reader.claim.remote(f"stage-{n}") for n, reader in enumerate(readers)], timeout=30)

@@ -16,6 +16,7 @@ from relax_core.errors import DataError
 from relax_core.types import MediaRef
 from relax_plugin_ray.bus import RayBus
 from relax_plugin_ray.media import SharedMedia
+from tests.cluster.object_store import settled_bytes, stored_bytes
 
 pytestmark = pytest.mark.timeout(120)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
@@ -30,13 +31,6 @@ def sent(shared: dict[str, Any]) -> dict[str, Any]:
     """As it comes to another process."""
     found: dict[str, Any] = cloudpickle.loads(cloudpickle.dumps(shared))  # type: ignore[no-untyped-call]
     return found
-
-
-def stored_bytes() -> int:
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-
-    state = get_state_from_address(ray.get_runtime_context().gcs_address)  # type: ignore[no-untyped-call]
-    return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)  # type: ignore[no-untyped-call]
 
 
 class Reader:
@@ -94,7 +88,7 @@ def bus(cluster: str) -> Iterator[RayBus]:
 
 
 def test_shared_features_are_read_in_place_by_every_process_that_knows_them(readers: list[Any]) -> None:
-    media, before = SharedMedia({}, 10**9), stored_bytes()
+    media, before = SharedMedia({}, 10**9), settled_bytes()
     for n, key in enumerate("ab"):
         media.put(key, features(n + 1))
     shared = media.share(["a", "b", "a", "nowhere"])
@@ -104,7 +98,7 @@ def test_shared_features_are_read_in_place_by_every_process_that_knows_them(read
         assert ray.get(reader.know.remote(shared), timeout=60) == 0
         assert ray.get(reader.get.remote("b"), timeout=30) == (600_000.0, False, [1, 2, 3])
         assert ray.get(reader.call.remote("size", ["a", "b", "b"]), timeout=30) == 2 * 1_200_024
-    assert 2_300_000 <= stored_bytes() - before < 3_000_000  # what others held may go meanwhile
+    assert 2_400_000 <= stored_bytes() - before < 3_000_000
     for reader in readers:
         ray.get([reader.call.remote("retain", ["a", "b"]), reader.call.remote("release", ["a", "b"])], timeout=30)
         with pytest.raises(DataError, match="media b: not in the store"):

@@ -18,6 +18,7 @@ from relax_core.bus import Claim
 from relax_core.types import Group, Sample, Task, Trajectory
 from relax_plugin_ray.bus import RayBus
 from relax_plugin_ray.references import Packed
+from tests.cluster.object_store import settled_bytes, stored_bytes
 
 pytestmark = pytest.mark.timeout(120)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
@@ -30,13 +31,6 @@ def bus(cluster: str) -> Iterator[RayBus]:
     made = RayBus.start(1000, 10**9)
     yield made
     ray.kill(made._actor)
-
-
-def stored_bytes() -> int:
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-
-    state = get_state_from_address(ray.get_runtime_context().gcs_address)  # type: ignore[no-untyped-call]
-    return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)  # type: ignore[no-untyped-call]
 
 
 def large(group: str, rows: int = 2) -> dict[str, Any]:
@@ -61,7 +55,7 @@ def test_rows_travel_on_as_references(bus: RayBus) -> None:
         # columns that are references already are put on without being read
         await bus.open_group("b", 1, None, holder)
         more = {f"b/{i}/0": ChainMap({"reward": 0.5}, row.columns) for i, row in enumerate(claim.rows)}  # type: ignore[arg-type]
-        bytes_before, stored = bus.bytes, stored_bytes()
+        bytes_before, stored = bus.bytes, settled_bytes()
         await bus.put(more, holder, "b")
         assert bus.bytes - bytes_before > 4 * MB and stored_bytes() == stored
         return claim
@@ -72,7 +66,7 @@ def test_rows_travel_on_as_references(bus: RayBus) -> None:
         for what in (row, columns):
             assert len(cloudpickle.dumps(what)) < 2000  # type: ignore[no-untyped-call]
         assert sorted(columns) == ["reward", "tokens"] and columns["tokens"] is row.columns["tokens"]
-    before, other = stored_bytes(), Holds.remote()  # type: ignore[attr-defined]
+    before, other = settled_bytes(), Holds.remote()  # type: ignore[attr-defined]
     assert ray.get(other.hold.remote(claim.rows), timeout=60) == 1_500_000.0
     assert stored_bytes() - before < MB
     assert [row.columns["reward"] for row in bus.held_rows() if row.group == "b"] == [0.5, 0.5]
