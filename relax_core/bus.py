@@ -25,7 +25,6 @@ from relax_core.bus_state import (
     Holder,
     Holders,
     StoredGroup,
-    group_of,
     merge,
     size_of,
 )
@@ -208,20 +207,8 @@ class Bus:
         bound, until ``release`` covers the step. Returns the groups that were still there.
         """
         self._check(claim.holder)
-        lane = self._lanes.get(claim.stage)
-        if lane is None or (retain is not None and lane.by != "group"):
-            raise BusError(f"bus: ack by stage {claim.stage!r}: it must have claimed, and by groups to retain rows")
-        found: dict[str, StoredGroup] = {}
-        for unit in claim.groups if lane.by == "group" else (row.id for row in claim.rows):
-            group = self._store.find(unit if lane.by == "group" else group_of(unit))
-            if group is None:
-                self.late += 1
-            elif unit not in lane.held or lane.held[unit][1] != claim.holder:
-                raise BusError(
-                    f"bus: {claim.holder.name!r} acks {unit!r} for {lane.stage!r}; it must hold a claim on it"
-                )
-            else:
-                found[unit] = group
+        lane, found, gone = self._lanes.held(claim, self._store.find, retain is not None)
+        self.late += gone
         for unit, group in found.items():
             lane.free(unit)
             group.acked.setdefault(lane.stage, set()).add(unit)
@@ -230,6 +217,13 @@ class Bus:
                 self._lanes.leave(group)
         self._moved()
         return tuple(dict.fromkeys(group.id for group in found.values()))
+
+    async def finish(self, claim: Claim, columns: Mapping[str, Columns]) -> tuple[str, ...]:
+        """``put`` what a stage made of its claim, and ``ack`` it, in one. Never waits."""
+        self._check(claim.holder)
+        self._lanes.held(claim, self._store.find)
+        await self.put(columns, claim.holder)
+        return await self.ack(claim)
 
     # --- trained rows, snapshots, the end -----------------------------------------------------------------------------
 

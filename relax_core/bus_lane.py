@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from relax_core.bus_state import BusError, Holder, StoredGroup, StoredRow
+from relax_core.bus_state import BusError, Claim, Holder, StoredGroup, StoredRow, group_of
 
 By = Literal["row", "group"]
 Order = Literal["any", "started", "finished"]
@@ -225,6 +225,30 @@ class Lanes(dict[str, Lane]):
                 f"bus: stage {stage!r} claims {now}, and before it claimed {before}; a stage keeps to one way"
             )
         return lane
+
+    def held(
+        self, claim: Claim, find: Callable[[str], StoredGroup | None], retain: bool = False
+    ) -> tuple[Lane, dict[str, StoredGroup], int]:
+        """A claim's lane, its units whose groups are still there, and how many are not; ``retain``: whole groups.
+
+        Raises BusError for what its holder does not hold.
+        """
+        lane = self.get(claim.stage)
+        if lane is None or (retain and lane.by != "group"):
+            raise BusError(f"bus: ack by stage {claim.stage!r}: it must have claimed, and by groups to retain rows")
+        found: dict[str, StoredGroup] = {}
+        gone = 0
+        for unit in claim.groups if lane.by == "group" else (row.id for row in claim.rows):
+            group = find(unit if lane.by == "group" else group_of(unit))
+            if group is None:
+                gone += 1
+            elif unit not in lane.held or lane.held[unit][1] != claim.holder:
+                raise BusError(
+                    f"bus: {claim.holder.name!r} acks {unit!r} for {lane.stage!r}; it must hold a claim on it"
+                )
+            else:
+                found[unit] = group
+        return lane, found, gone
 
     def enter(self, group: StoredGroup) -> None:
         for lane in self.values():

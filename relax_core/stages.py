@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def serve(stage: Stage, bus: Bus, name: str) -> None:
-    """Run a stage until the bus is closed: claim, work, put, acknowledge.
+    """Run a stage until the bus is closed: claim, work, finish.
 
     What a dead worker had claimed is offered again; what it still sends is refused (see ``Bus.declare_dead``).
     """
@@ -38,8 +38,7 @@ async def serve_as(holder: Holder, stage: Stage, bus: Bus) -> None:
     with suppress(BusClosed):
         while True:
             claim = await bus.claim(stage.name, stage.needs, stage.count, stage.by, holder, stage.order, stage.exact)
-            await bus.put(await stage.run(claim), holder)
-            await bus.ack(claim)
+            await bus.finish(claim, await stage.run(claim))
 
 
 class Placed(ABC):

@@ -1,4 +1,4 @@
-"""The bus's contract, second part: groups that leave, the bound, snapshots, cancelled waits, gauges, the end."""
+"""The bus's contract, second part: finished work, groups that leave, bounds, snapshots, cancelled waits, the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,34 @@ from typing import Any
 import pytest
 
 from relax_core.bus import BusClosed, BusError, Claim
+from relax_core.errors import FencedError
 from relax_core.testing.bus_kit import PLAYED, SCORED, Check, Kit, ids, play, played, score, train
+
+# --- finished work ----------------------------------------------------------------------------------------------------
+
+
+async def check_finishing_is_putting_and_acknowledging(kit: Kit) -> None:
+    bus = kit.bus()
+    rollout, stage = bus.register("rollout"), bus.register("score")
+    for serial, group in enumerate("abcd"):
+        await play(bus, rollout, group, serial)
+    claims = [await bus.claim("score", PLAYED, 1, "group", stage) for _ in range(3)]
+    with pytest.raises(BusError, match="write-once"):
+        await bus.finish(claims[0], {"a/0/0": {"tokens": "others"}})
+    with pytest.raises(BusError, match="acks 'd' for 'score'"):
+        await bus.finish(Claim("score", stage, (), ("a", "d")), played("a", column="reward"))
+    assert await bus.finish(claims[0], played("a", column="reward")) == ("a",)  # both errors changed nothing
+    await bus.evict("b")
+    assert await bus.finish(claims[1], played("b", column="reward")) == () and bus.late == 3
+    again = bus.register("score")
+    with pytest.raises(FencedError):
+        await bus.finish(claims[2], played("c", column="reward"))
+    claim = await train(bus, rollout, 3, SCORED)
+    assert [dict(row.columns) for row in claim.rows] == [
+        {"tokens": f"tokens a/{m}", "reward": f"reward a/{m}"} for m in range(2)
+    ]
+    assert (await bus.claim("score", PLAYED, 3, "group", again)).groups == ("c", "d")
+
 
 # --- leaving ----------------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ class BroadcastTransport(Transport):
         """The address on which the publisher listens, and which receivers call: of this machine, or loopback."""
         backend: Literal["auto", "gloo", "nccl"] = "auto"
         """``auto``: nccl for weights on a GPU, gloo otherwise. With nccl every engine needs a GPU of its own."""
-        bucket_bytes: int = 1 << 24
-        """Of one broadcast by gloo, and a sixteenth of one by nccl; two are on their way at once."""
+        bucket_bytes: int = 1 << 23
+        """Of one broadcast by gloo, and a thirty-second of one by nccl; four are on their way at once."""
         timeout_s: float = 30.0
         """How long one bucket may take, the wait for a member included."""
 
@@ -128,7 +128,7 @@ class BroadcastTransport(Transport):
             self._generation += 1
             self._group = Group(store, self._generation, 0, len(members) + 1, backend, self.config.timeout_s)
         # The host looks after each bucket: a GPU's are done too soon for small ones.
-        bucket = self.config.bucket_bytes * (16 if backend == "nccl" else 1)
+        bucket = self.config.bucket_bytes * (32 if backend == "nccl" else 1)
         group, job = self._group, threading.Thread(target=_nothing)
         if group is not None:
             job = threading.Thread(target=group.broadcast, args=(buffer, bucket), name="weights broadcast", daemon=True)

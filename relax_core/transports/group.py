@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store, Work
 
-_AHEAD = 2
+_AHEAD = 4
 """Buckets on their way at once."""
+_CONNECTIONS = 2
+"""Of gloo from the publisher to a member; buckets take them in turn. Each has a thread of its own on both sides: one
+copies while the other waits."""
 
 
 class Group:
@@ -86,7 +89,8 @@ class Group:
 
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=_own_address(self._store))]
+        address = _own_address(self._store)
+        options._devices = [gloo.create_device(hostname=address) for _ in range(_CONNECTIONS)]
         options._timeout = timedelta(seconds=self._timeout_s)
         options._threads = _AHEAD
         return gloo(store, self._rank, self._size, options)

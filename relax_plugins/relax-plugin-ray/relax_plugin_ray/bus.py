@@ -82,9 +82,7 @@ class RayBus(Bus):
         self._calls.blocking("open_group", group, serial, Opaque(dumps(task)), holder)
 
     async def put(self, columns: Mapping[str, Columns], holder: Holder, group: str | None = None) -> int:
-        packer = Packer(self._name)
-        rows = [(id, "", packer.raw(row)) for id, row in columns.items()]
-        new = [box for box in (packer.box(),) if box is not None]
+        rows, new = self._packed(columns)
         if group is not None and self.media is not None:
             new += self._share(rows)
         return int(await self._calls.ask("put", to_table(rows), holder, group, boxes=new))
@@ -111,8 +109,11 @@ class RayBus(Bus):
         return Claim(stage, holder, tuple(self._rows(granted.rows)), granted.groups)
 
     async def ack(self, claim: Claim, retain: int | None = None) -> tuple[str, ...]:
-        bare = replace(claim, rows=tuple(Row(row.id, row.group, {}) for row in claim.rows))
-        return tuple(await self._calls.ask("ack", bare, retain))
+        return tuple(await self._calls.ask("ack", _bare(claim), retain))
+
+    async def finish(self, claim: Claim, columns: Mapping[str, Columns]) -> tuple[str, ...]:
+        rows, new = self._packed(columns)
+        return tuple(await self._calls.ask("finish", _bare(claim), to_table(rows), boxes=new))
 
     # --- trained rows, snapshots, the end -----------------------------------------------------------------------------
 
@@ -196,6 +197,12 @@ class RayBus(Bus):
             self.media.know_rows(rows)
         return rows
 
+    def _packed(self, columns: Mapping[str, Columns]) -> tuple[list[RawRow], list[Box]]:
+        """Columns by row id as they travel, and the box with their values, if they need one."""
+        packer = Packer(self._name)
+        rows = [(id, "", packer.raw(row)) for id, row in columns.items()]
+        return rows, [box for box in (packer.box(),) if box is not None]
+
     def _share(self, rows: list[RawRow]) -> list[Box]:
         """Attach the features of new rows' media to them; returns their boxes."""
         assert self.media is not None
@@ -208,3 +215,8 @@ class RayBus(Bus):
                 found |= shared
                 raw["media"] = Attached(value, tuple(shared.values()))
         return [shared.box for shared in found.values() if shared.box is not None]
+
+
+def _bare(claim: Claim) -> Claim:
+    """Without its rows' columns, which the actor has."""
+    return replace(claim, rows=tuple(Row(row.id, row.group, {}) for row in claim.rows))

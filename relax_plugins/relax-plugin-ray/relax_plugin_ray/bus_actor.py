@@ -163,6 +163,9 @@ class BusActor:
                 return await self._claim(call.ticket, *call.values)
             if call.name == "put":
                 return await self._put(call.ticket, *call.values)
+            if call.name == "finish":
+                claim, table = call.values
+                return await self._bus.finish(claim, _columns(table))
             found = getattr(self._bus, call.name)
             if callable(found):
                 found = found(*call.values)
@@ -181,7 +184,7 @@ class BusActor:
         return Granted(claim.groups, await _table(claim.rows))
 
     async def _put(self, ticket: str, table: Table, holder: Holder, group: str | None) -> int | None:
-        columns = {id: raw for id, _, raw in from_table(table)}
+        columns = _columns(table)
         if group is None:
             return await self._bus.put(columns, holder)
         found = await self._wait(ticket, self._put_new(columns, holder, group))
@@ -212,6 +215,10 @@ class BusActor:
             undo[0](*undo[1:])
         else:
             _remember(self._undo, ticket, undo)
+
+
+def _columns(table: Table) -> dict[str, dict[str, Any]]:
+    return {id: raw for id, _, raw in from_table(table)}
 
 
 def _take_in(boxed: Sequence[tuple[Box, int]], contents: Iterator[Any]) -> None:

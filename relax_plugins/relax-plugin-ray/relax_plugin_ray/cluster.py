@@ -35,6 +35,8 @@ _QUIET_S = 5.0
 """Waiting for room longer than this is worth a line."""
 _LONGEST_TEMP = 30
 """Characters of a folder in which Ray's sockets can be: their paths have 107 at most."""
+_QUIET = {"task_events_report_interval_ms": 0, "enable_metrics_collection": False, "event_stats": False}
+"""Records that Ray keeps of each call cost time; of a cluster that ends with its run nobody could read them."""
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a client of gRPC says first: HTTP/2, and no settings. A server's answer is a frame of the type 4, too."""
 
@@ -129,7 +131,8 @@ def _start(seats: Layout, note: Note) -> Cluster:
     base = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="relax-", dir=base if len(base) <= _LONGEST_TEMP else "/tmp"))
     cpus = max(os.cpu_count() or 1, whole_cpus(seats))
-    options = {"address": "local", "num_cpus": cpus, "include_dashboard": False, "_temp_dir": str(folder)}
+    options: dict[str, Any] = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+    options |= {"_temp_dir": str(folder), "_system_config": _QUIET}
     try:
         try:
             _init("this machine", **options)
