@@ -23,12 +23,13 @@ from relax_core.hookspecs import GroupEvent
 from relax_core.interfaces import Cut, Row, Streaming
 from relax_core.journal import Journal, JournalEntry
 from relax_core.metrics import TIME
+from relax_core.old_policy import TrainerItself, prepared, with_old_policy
 from relax_core.run import Run, build_adapter, build_algorithm, rebuild
 from relax_core.scoring import Scorer
 from relax_core.setup import TrainerSetup
 from relax_core.stages import scored_groups
-from relax_core.step import with_old_policy
 from relax_core.trajectories import TrajectoryFiles
+from relax_core.types import Version
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -177,7 +178,8 @@ class Replay:
         credited = [row.having(credit[row.id]) for row in rows]
         if self.run.config.old == "engine" or not any("old_logprobs" in row.columns for row in rows):
             return credited
-        return await with_old_policy(self.trainer, self.algorithm, credited)
+        old, version = TrainerItself(self.trainer), Version(0, entry.step)
+        return prepared(self.algorithm, await with_old_policy(old, credited, version))
 
     def _media_of(self, entry: JournalEntry) -> _Held:
         return _Held(self, entry)
