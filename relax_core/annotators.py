@@ -57,7 +57,7 @@ def groups_at_once(
     Many at once are computed faster, but which are together must not depend on timing, since sums of floats depend on
     it: so many of them as a step has, or a part of these, in the order in which they started. All of a step's where the
     trainer waits for them anyway. One by one with ``order: finished``, where an eviction would leave a claim that never
-    is full. ``old_apart``: the old policy is a role of its own, for which the trainer need not wait (see old_policy.py).
+    is full. ``old_apart``: the old policy is a role of its own, for which the trainer need not wait (old_policy.py).
     """
     if run.order == "finished":
         return 1, False, "any"

@@ -44,7 +44,7 @@ async def plan(
 async def _first_epoch(
     groups: AsyncIterable[Sequence[Row]], planner: Planner, bounds: Sequence[int]
 ) -> AsyncIterator[Cut]:
-    """``bounds``: how many groups come before each mini-batch, and before the end. Groups that do not come are empty."""
+    """``bounds``: how many groups there are before each mini-batch, and in all. Those that do not come are empty."""
     coming, nothing = aiter(groups), list[Row]()
     for first, end in pairwise(bounds):
         packer = _Packer(planner)

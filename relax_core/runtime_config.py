@@ -35,6 +35,8 @@ class Deployed:
     """Of each rank."""
     here: bool = True
     """Whether they run on this machine."""
+    old_policy_gpus: float | None = None
+    """Of each process of the old policy, where a run that needs it gives it some of its own; None: it is the trainer."""
 
 
 class LocalConfig(ComponentConfig):

@@ -41,9 +41,9 @@ class PolicyCopy(OldPolicy):
         """See ``OldPolicy``. One call at a time, in the order in which they come."""
         async with self._lock:
             if self.version != version:
-                holds = "no published weights" if self.version is None else f"the weights of {_said(self.version)}"
+                holds = "no published weights" if self.version is None else _said(self.version)
                 raise RelaxError(
-                    f"old policy: it was asked for log-probs under {_said(version)}, and holds {holds}: a fault of Relax"
+                    f"old policy: asked for log-probs under {_said(version)}, it holds {holds}: a fault of Relax"
                 )
             return await self.annotator.forward(rows, frozenset({"logprobs"}))
 
