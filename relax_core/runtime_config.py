@@ -36,7 +36,7 @@ class Deployed:
     here: bool = True
     """Whether they run on this machine."""
     old_policy_gpus: float | None = None
-    """Of each process of the old policy, where a run that needs it gives it some of its own; None: it is the trainer."""
+    """Of each process of the old policy, in a run that needs one; None: the trainer is the old policy."""
 
 
 class LocalConfig(ComponentConfig):
