@@ -73,7 +73,7 @@ class RayConfig(ComponentConfig):
     placement: Literal["separate", "colocate", "hybrid"] = "separate"
     """``separate``: every role has devices of its own, and they overlap. ``colocate``: engines and trainer take turns
     on the same devices; the one that waits frees its memory. ``hybrid``: as separate, with the stages that run a model
-    on the trainer's devices."""
+    on the trainer's devices, and the old policy's log-probs computed by the trainer."""
     roles: Roles = Roles()
     """How many processes each role has, and what each of them gets."""
     restarts: NonNegativeInt = 5
