@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from relax_core.old_policy import recomputes_old
-from relax_core.runtime_config import Deployed
+from relax_core.runtime_config import deployed_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import ModelAdapter
@@ -55,8 +55,7 @@ def memory_problems(run: Run, adapter: ModelAdapter, report: Callable[[str], Non
         stack.config("engines", config.engine, "engine"),
         stack.config("trainers", config.trainer, "trainer"),
     )
-    runtime: Any = stack.config("runtimes", config.runtime, "runtime")
-    deployed: Deployed = runtime.deployed() if hasattr(runtime, "deployed") else Deployed()
+    deployed = deployed_of(run)
     sizes = sizes_of(adapter)
     if sizes is None:
         report("memory: not estimated: there are no safetensors files, whose headers would tell the model's size")

@@ -13,6 +13,7 @@ import math
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from relax_core.journal import Journal, JournalEntry
 from relax_core.metrics import TIME
 from relax_core.old_policy import TrainerItself, prepared, with_old_policy
 from relax_core.run import Run, build_adapter, build_algorithm, rebuild
+from relax_core.runtime_config import deployed_of
 from relax_core.scoring import Scorer
 from relax_core.setup import TrainerSetup
 from relax_core.stages import scored_groups
@@ -179,7 +181,10 @@ class Replay:
         if self.run.config.old == "engine" or not any("old_logprobs" in row.columns for row in rows):
             return credited
         old, version = TrainerItself(self.trainer), Version(0, entry.step)
-        return prepared(self.algorithm, await with_old_policy(old, credited, version))
+        apart = deployed_of(self.run).old_policy_gpus is not None  # then it was asked group by group
+        parts = [list(rows) for _, rows in groupby(credited, lambda row: row.group if apart else "")]
+        found = [row for part in parts for row in await with_old_policy(old, part, version)]
+        return prepared(self.algorithm, found)
 
     def _media_of(self, entry: JournalEntry) -> _Held:
         return _Held(self, entry)

@@ -20,6 +20,7 @@ from relax_core.config.resolve import resolve, resolved
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import BatchReady, Callback
 from relax_core.interfaces import Row, Trainer
+from relax_core.replay import main as replay
 from relax_core.run import Run, build_environments
 from relax_core.setup import TrainerSetup
 from relax_core.testing.runs import accounted, metrics, summary, train
@@ -84,6 +85,7 @@ def test_tokens_and_losses_are_those_of_one_process(cluster: str, local: Path, t
     directory = train(written(tmp_path, runtime={"id": "ray"}))
     assert_alike(directory, local)
     assert (directory / "logs" / "old_policy-0.log").exists()
+    assert replay(directory, 2) == 0, "a replay asks group by group, too, and is equal to the last bit"
 
 
 @pytest.mark.slow
