@@ -137,8 +137,8 @@ class System:
         return update, start
 
     async def _load(self, update: WeightUpdate, start: float) -> None:
-        holders = (*self.roles.stages.values(), self.roles.old_policy)
-        receivers = [holder.load_weights(update) for holder in holders]
+        receivers = [stage.load_weights(update) for stage in self.roles.stages.values()]
+        receivers.append(self.roles.old_policy.load_weights(update))
         await asyncio.gather(self.engine.load_weights(update, self.run.config.interrupt), *receivers)
         seconds = time.perf_counter() - start
         self.published = (seconds, update.manifest.nbytes)

@@ -24,16 +24,16 @@ from relax_core.weights import WeightUpdate
 
 pytestmark = pytest.mark.timeout(60)
 
-GROUPS = 4
+GROUPS, STEPS = 4, 3
 SETTINGS: dict[str, Any] = {
-    "steps": 3,
+    "steps": STEPS,
     "groups_per_step": GROUPS,
     "evaluation": [],
     "plugins": ["algorithms-extra"],
     "trainer": {"lr": 1e-2, "tokens_per_micro_batch": 32},
 }
-STREAMED = {"updates_per_step": 2}
-WHOLE = {
+STREAMED: dict[str, Any] = {"updates_per_step": 2}
+WHOLE: dict[str, dict[str, Any]] = {
     "credit of the step": {"updates_per_step": 2, "algorithm": {"id": "grpo", "whiten": True}},
     "prepared": {"algorithm": {"id": "m2po"}},
 }
@@ -111,10 +111,9 @@ def alike(one: Path, other: Path) -> bool:
     for a, b in pairs:
         for name in ("train/loss", "train/grad_norm"):
             assert a[name] == pytest.approx(b[name], abs=1e-5), name
-        assert [a[k] for k in ("reward", "train/tokens", "train/cuts", "length/trained")] == [
-            b[k] for k in ("reward", "train/tokens", "train/cuts", "length/trained")
-        ]
-    return len(pairs) == SETTINGS["steps"]
+        for name in ("reward", "train/tokens", "train/cuts", "length/trained"):
+            assert a[name] == b[name], name
+    return len(pairs) == STEPS
 
 
 def test_training_begins_while_the_old_policy_still_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +121,7 @@ def test_training_begins_while_the_old_policy_still_computes(tmp_path: Path, mon
     own = train(run_file(tmp_path / "own", **SETTINGS | STREAMED))
     apart, log = trained(tmp_path / "apart", monkeypatch, hold=True, **STREAMED)
     assert alike(own, apart)
-    for step in range(3):
+    for step in range(STEPS):
         found = of_step(log, step)
         assert found.count("asked") == found.count("answered") == GROUPS and found.count("ready") == 1
         assert found[0] == "loaded", "weights of the step's start come before its rows"
@@ -136,14 +135,15 @@ def test_what_belongs_to_the_whole_step_waits_for_it(
     own = train(run_file(tmp_path / "own", **SETTINGS | WHOLE[kind]))
     apart, log = trained(tmp_path / "apart", monkeypatch, **WHOLE[kind])
     assert alike(own, apart)
-    for step in range(3):
+    for step in range(STEPS):
         found = of_step(log, step)
         assert found.count("answered") == GROUPS
         assert found.index("trained") > len(found) - 1 - found[::-1].index("answered")
 
 
 def test_nobody_asks_where_the_policy_itself_is_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for changes in ({}, {"updates_per_step": 2, "old": "engine"}):
+    nobody: list[dict[str, Any]] = [{}, {"updates_per_step": 2, "old": "engine"}]
+    for changes in nobody:
         _, log = trained(tmp_path / str(len(changes)), monkeypatch, steps=1, **changes)
         assert "asked" not in of_step(log, 0) and "trained" in of_step(log, 0)
 

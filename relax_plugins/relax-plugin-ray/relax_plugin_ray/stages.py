@@ -20,9 +20,10 @@ from relax_core.errors import PluginError, RelaxError
 from relax_core.interfaces import TRAINER_COLUMNS, Stage
 from relax_core.replica import Restarts
 from relax_core.run import build_algorithm
+from relax_core.runtime_config import deployed_of
 from relax_core.stages import Advantages, Placed, serve_as
 from relax_plugin_ray.boxes import wait
-from relax_plugin_ray.plan import ADVANTAGES, old_policy_apart
+from relax_plugin_ray.plan import ADVANTAGES
 from relax_plugin_ray.pool import DELAY_S, WITHIN_S, gist
 from relax_plugin_ray.worker import adapter_of, run_of
 
@@ -75,7 +76,7 @@ class StageActor:
             return Advantages(algorithm, TRAINER_COLUMNS)
         adapter, self._bus.media = adapter_of(run)
         plans, problems = planned_stages(run.config, run.stack, algorithm)
-        apart = old_policy_apart(run.stack.config("runtimes", run.config.runtime, "runtime"), run.config, algorithm)
+        apart = deployed_of(run).old_policy_gpus is not None
         for plan in plans:
             if plan.section.id == self._name:
                 return annotator(plan, run, algorithm, adapter, self._bus.media, old_apart=apart)
