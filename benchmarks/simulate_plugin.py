@@ -17,6 +17,7 @@ from benchmarks.simulate_parts import Meter, ModelConfig, SimulatedEngine, Simul
 from relax_core.bus import Bus
 from relax_core.hookspecs import API_VERSION, Callback, GroupEvent, StepEnd
 from relax_core.interfaces import Component, ComponentConfig
+from relax_core.old_policy import TrainerItself
 from relax_core.players import Player
 from relax_core.router import Router
 from relax_core.run import Run, build_adapter, build_algorithm, build_environments
@@ -111,6 +112,7 @@ class SimulatedRuntime(Runtime):
             environments=environments,
             adapter=adapter,
             media=media,
+            old_policy=TrainerItself(trainer),
             colocated=c.placement == "colocate",
         )
 

@@ -16,6 +16,7 @@ from relax_core.config.columns import StagePlan
 from relax_core.errors import PluginError, RelaxError
 from relax_core.hook_manager import describe
 from relax_core.interfaces import Columns, Stage, Streaming
+from relax_core.old_policy import prepares, recomputes_old
 from relax_core.setup import StageSetup
 
 if TYPE_CHECKING:
@@ -37,27 +38,31 @@ def annotator(
     adapter: ModelAdapter,
     media: MediaStore,
     trainer: Trainer | None = None,
+    old_apart: bool = False,
 ) -> Stage:
-    """The stage of one of ``planned_stages``. Raises RelaxError when it cannot be built."""
-    claims = groups_at_once(run.config, algorithm)
+    """The stage of one of ``planned_stages``. Raises RelaxError when it cannot be built. ``old_apart``: see
+    ``groups_at_once``."""
+    claims = groups_at_once(run.config, algorithm, old_apart)
     setup = StageSetup(run, adapter, media, plan.columns, *claims, trainer)
     stage: Stage = run.stack.build("stages", plan.section, setup, where=plan.where)
     who = run.stack.provided("stages", plan.section.id).who
     return Guarded(stage, plan, f"{plan.where}: {who}: stage {plan.section.id!r}")
 
 
-def groups_at_once(run: RunConfig, algorithm: Algorithm) -> tuple[int, bool, Literal["any", "started"]]:
+def groups_at_once(
+    run: RunConfig, algorithm: Algorithm, old_apart: bool = False
+) -> tuple[int, bool, Literal["any", "started"]]:
     """How a stage should claim whole groups: count, exactly so many, order.
 
     Many at once are computed faster, but which are together must not depend on timing, since sums of floats depend on
     it: so many of them as a step has, or a part of these, in the order in which they started. All of a step's where the
     trainer waits for them anyway. One by one with ``order: finished``, where an eviction would leave a claim that never
-    is full.
+    is full. ``old_apart``: the old policy is a role of its own, for which the trainer need not wait (old_policy.py).
     """
     if run.order == "finished":
         return 1, False, "any"
-    recomputed = run.old == "recompute" and (run.updates_per_step > 1 or "old_logprobs" in algorithm.needs)
-    waits = recomputed or algorithm.streaming is Streaming.BATCH
+    for_old = recomputes_old(run, algorithm) and (not old_apart or prepares(algorithm))
+    waits = for_old or algorithm.streaming is Streaming.BATCH
     most = run.groups_per_step if waits else MOST_GROUPS
     count = max(n for n in range(1, most + 1) if run.groups_per_step % n == 0)
     return count, True, "started"

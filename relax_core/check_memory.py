@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from relax_core.runtime_config import Deployed
+from relax_core.old_policy import recomputes_old
+from relax_core.runtime_config import deployed_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import ModelAdapter
@@ -53,29 +55,37 @@ def memory_problems(run: Run, adapter: ModelAdapter, report: Callable[[str], Non
         stack.config("engines", config.engine, "engine"),
         stack.config("trainers", config.trainer, "trainer"),
     )
-    runtime: Any = stack.config("runtimes", config.runtime, "runtime")
-    deployed: Deployed = runtime.deployed() if hasattr(runtime, "deployed") else Deployed()
+    deployed = deployed_of(run)
     sizes = sizes_of(adapter)
     if sizes is None:
         report("memory: not estimated: there are no safetensors files, whose headers would tell the model's size")
         return
-    outputs = stack.build("algorithms", config.algorithm, where="algorithm").outputs
+    algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
     of_engine = engine_memory(sizes, width(engine, deployed.engine_gpus))
-    of_rank = trainer_memory(sizes, trainer, width(trainer, deployed.trainer_gpus), deployed.ranks, "values" in outputs)
+    of_rank = trainer_memory(
+        sizes, trainer, width(trainer, deployed.trainer_gpus), deployed.ranks, "values" in algorithm.outputs
+    )
     count = sum(sizes.values())
     report(f"memory: {_short(count)} parameters; each engine keeps {of_engine}")
     report(f"memory: each rank of the trainer keeps {of_rank}")
+    of_old = None
+    if deployed.old_policy_gpus is not None and recomputes_old(config, algorithm):
+        of_old = engine_memory(sizes, width(_anywhere(trainer), deployed.old_policy_gpus))
+        report(f"memory: each process of the old policy keeps {of_old}")
     report(
         f"memory: {in_words(count * width(trainer, deployed.trainer_gpus))} of main memory for each published version"
     )
     report(f"memory: {NOT_INCLUDED}")
     on_gpu = (on_device(engine, deployed.engine_gpus), on_device(trainer, deployed.trainer_gpus))
-    room = gpu_bytes() if any(on_gpu) else None
+    old_on_gpu = of_old is not None and bool(deployed.old_policy_gpus)
+    room = gpu_bytes() if any(on_gpu) or old_on_gpu else None
     if room is None:
         return
     kept = [("an engine", of_engine.total)] * on_gpu[0] + [("a rank of the trainer", of_rank.total)] * on_gpu[1]
     if all(on_gpu) and deployed.together == "resident":
         kept = [("engine and trainer together", of_engine.total + of_rank.total)]
+    if of_old is not None and old_on_gpu:
+        kept.append(("a process of the old policy", of_old.total))
     for who, size in kept:
         report(f"memory: {who}: {in_words(size)} of the {in_words(room)} of this machine's GPU")
         if size > room and deployed.here:
@@ -148,6 +158,11 @@ def width(config: Any, gpus: float | None) -> int:
     if dtype == "auto":
         return 2 if on_device(config, gpus) else 4
     return 4 if dtype == "float32" else 2
+
+
+def _anywhere(config: Any) -> Any:
+    """The settings of who computes in a trainer's type, on whatever device it gets."""
+    return SimpleNamespace(dtype=getattr(config, "dtype", "auto"))
 
 
 def on_device(config: Any, gpus: float | None) -> bool:

@@ -237,7 +237,7 @@ class Callback:
 
     @spec
     def on_batch_ready(self, run: Run, event: BatchReady) -> None:
-        """When all groups of a step are known, before its first optimizer update ends. Where: controller."""
+        """When all groups of a step are known, before its last optimizer update ends. Where: controller."""
 
     @spec
     def before_forward(self, run: Run, value: Batch, event: ForwardEvent) -> Batch:

@@ -25,28 +25,35 @@ async def plan(
 ) -> AsyncIterator[Cut]:
     """The cuts of one step: a function of the groups and their order, never of timing.
 
-    With one update a cut is given as soon as it is full. With several all groups are awaited, split in order into
-    ``updates / epochs`` mini-batches of equally many groups, and repeated for each epoch. The last cut of an update
-    has ``last`` set, and may be empty. A group is split only if it alone exceeds the budget, and a trajectory never is.
+    Groups are split in order into ``updates / epochs`` mini-batches of equally many, which are repeated for each epoch.
+    In the first epoch a cut is given as soon as it is full. The last cut of an update has ``last`` set, and may be
+    empty. A group is split only if it alone exceeds the budget, and a trajectory never is.
     """
-    if updates == 1:
-        packer, seen = _Packer(planner), 0
-        async for rows in groups:
-            seen += 1
-            for full in packer.add(rows, more=seen < groups_per_step):
+    mini_batches = updates // epochs
+    bounds = [groups_per_step * i // mini_batches for i in range(mini_batches + 1)]
+    again: list[Cut] = []
+    async for cut in _first_epoch(groups, planner, bounds):
+        if epochs > 1:
+            again.append(cut)
+        yield cut
+    for _ in range(epochs - 1):
+        for cut in again:
+            yield cut
+
+
+async def _first_epoch(
+    groups: AsyncIterable[Sequence[Row]], planner: Planner, bounds: Sequence[int]
+) -> AsyncIterator[Cut]:
+    """``bounds``: how many groups there are before each mini-batch, and in all. Those that do not come are empty."""
+    coming, nothing = aiter(groups), list[Row]()
+    for first, end in pairwise(bounds):
+        packer = _Packer(planner)
+        for seen in range(first + 1, end + 1):
+            for full in packer.add(await anext(coming, nothing), more=seen < end):
                 yield Cut(full, last=False)
         yield Cut(packer.rest(), last=True)
-        return
-    taken = [rows async for rows in groups]
-    mini_batches = updates // epochs
-    bounds = [len(taken) * i // mini_batches for i in range(mini_batches + 1)]
-    cuts: list[Cut] = []
-    for first, end in pairwise(bounds):
-        packed = pack(taken[first:end], planner) or [()]
-        cuts += [Cut(rows, last=i == len(packed)) for i, rows in enumerate(packed, 1)]
-    for _ in range(epochs):
-        for cut in cuts:
-            yield cut
+    async for _ in coming:  # whoever gives the groups may have something to do at the end
+        pass
 
 
 def pack(groups: Sequence[Sequence[Row]], planner: Planner) -> list[Sequence[Row]]:

@@ -13,6 +13,7 @@ import math
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,14 @@ from relax_core.hookspecs import GroupEvent
 from relax_core.interfaces import Cut, Row, Streaming
 from relax_core.journal import Journal, JournalEntry
 from relax_core.metrics import TIME
+from relax_core.old_policy import TrainerItself, prepared, with_old_policy
 from relax_core.run import Run, build_adapter, build_algorithm, rebuild
+from relax_core.runtime_config import deployed_of
 from relax_core.scoring import Scorer
 from relax_core.setup import TrainerSetup
 from relax_core.stages import scored_groups
-from relax_core.step import with_old_policy
 from relax_core.trajectories import TrajectoryFiles
+from relax_core.types import Version
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -177,7 +180,11 @@ class Replay:
         credited = [row.having(credit[row.id]) for row in rows]
         if self.run.config.old == "engine" or not any("old_logprobs" in row.columns for row in rows):
             return credited
-        return await with_old_policy(self.trainer, self.algorithm, credited)
+        old, version = TrainerItself(self.trainer), Version(0, entry.step)
+        apart = deployed_of(self.run).old_policy_gpus is not None  # then it was asked group by group
+        parts = [list(rows) for _, rows in groupby(credited, lambda row: row.group if apart else "")]
+        found = [row for part in parts for row in await with_old_policy(old, part, version)]
+        return prepared(self.algorithm, found)
 
     def _media_of(self, entry: JournalEntry) -> _Held:
         return _Held(self, entry)

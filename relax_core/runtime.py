@@ -13,6 +13,7 @@ from relax_core.bus import Bus
 from relax_core.config.columns import planned_stages
 from relax_core.config.schema import ComponentSection
 from relax_core.interfaces import TRAINER_COLUMNS, Configurable, Stage, Streaming
+from relax_core.old_policy import OldPolicy, TrainerItself
 from relax_core.players import Player, Players
 from relax_core.run import Run, build_adapter, build_algorithm, build_environments
 from relax_core.runtime_config import LocalConfig
@@ -49,6 +50,7 @@ class Roles:
     """By label; those of this process, whose tasks are read here."""
     adapter: ModelAdapter
     media: MediaStore
+    old_policy: OldPolicy
     colocated: bool = False
     """Whether engine and trainer take turns on the same devices."""
 
@@ -122,6 +124,7 @@ class LocalRuntime(Runtime):
             environments=environments,
             adapter=adapter,
             media=media,
+            old_policy=TrainerItself(trainer),
             colocated=self.config.placement == "colocate",
         )
 

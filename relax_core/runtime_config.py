@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from relax_core.interfaces import ComponentConfig
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
     from relax_core.interfaces import Algorithm
     from relax_core.plugins import Stack
+    from relax_core.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Deployed:
     """Of each rank."""
     here: bool = True
     """Whether they run on this machine."""
+    old_policy_gpus: float | None = None
+    """Of each process of the old policy, in a run that needs one; None: the trainer is the old policy."""
 
 
 class LocalConfig(ComponentConfig):
@@ -63,6 +66,13 @@ class LocalConfig(ComponentConfig):
 
     def deployed(self) -> Deployed:
         return Deployed(together="turns" if self.placement == "colocate" else "resident")
+
+
+def deployed_of(run: Run) -> Deployed:
+    """As the run's runtime says; the default where it says nothing."""
+    runtime: Any = run.stack.config("runtimes", run.config.runtime, "runtime")
+    found: Deployed = runtime.deployed() if hasattr(runtime, "deployed") else Deployed()
+    return found
 
 
 def critic_problems(run: RunConfig, algorithm: Algorithm) -> Iterator[str]:

@@ -9,16 +9,18 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from relax_core.ahead import ahead
 from relax_core.bus import merge
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import BatchReady
 from relax_core.interfaces import TRAINER_COLUMNS, Row, StepResult, Streaming
 from relax_core.journal import JournalEntry, RecordedCut
+from relax_core.old_policy import prepared, prepares, recomputes_old, with_old_policy
 from relax_core.stages import scored_groups
+from relax_core.types import Version
 
 if TYPE_CHECKING:
     from relax_core.bus import Claim
-    from relax_core.interfaces import Algorithm, Trainer
     from relax_core.system import System
     from relax_core.types import Group
 
@@ -31,6 +33,9 @@ class StepGroups:
 
     ``order: started`` takes them as they started, so none can exceed the bound on lag. ``order: finished`` takes them
     as they finished; one that has become too old meanwhile is evicted and played again.
+
+    Where the old policy's log-probs are wanted and it is a role of its own, it computes each group as soon as that is
+    claimed, beside the rollout and the training of groups before it; where it is the trainer, all groups are awaited.
     """
 
     def __init__(self, system: System, step: int) -> None:
@@ -42,40 +47,36 @@ class StepGroups:
         self.claims: list[Claim] = []
         self.rows: list[Row] = []
         self.groups: list[Group] = []
+        self.old, self.version = system.roles.old_policy, Version(system.lineage, step)
+        self.recomputes = recomputes_old(system.run.config, system.algorithm)
         self._gathered: list[Sequence[Row]] | None = None
         self.started = time.perf_counter()
         self.waited = 0.0
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Row]]:
-        config = self.system.run.config
-        several = config.updates_per_step > 1
-        if config.old == "engine":
-            async for rows in self._taken():
-                yield self._final([row.having({"old_logprobs": row.columns["logprobs"]}) for row in rows])
-        elif several or "old_logprobs" in self.system.algorithm.needs:
-            for rows in await self._with_old_policy():
-                yield self._final(rows)
-        else:  # one update: the policy being trained is the policy at the start of the step
-            async for rows in self._taken():
-                yield self._final(rows)
+        groups, algorithm = self._credited(), self.system.algorithm
+        if self.system.run.config.old == "engine":
+            groups = _with_engines_own(groups)
+        elif self.recomputes and (not self.old.apart or prepares(algorithm)):
+            groups = self._whole(groups)
+        async for rows in groups:
+            self.rows += rows
+            yield rows
 
-    def _final(self, rows: Sequence[Row]) -> Sequence[Row]:
-        self.rows += rows
-        return rows
-
-    async def _with_old_policy(self) -> list[list[Row]]:
-        """Log-probs of every row under the policy at the start of the step, before its first update."""
-        taken = [list(rows) async for rows in self._taken()]
+    async def _whole(self, groups: AsyncIterator[Sequence[Row]]) -> AsyncIterator[Sequence[Row]]:
+        """Once all are there: with what the algorithm makes of all old log-probs, and with these, if they lack them."""
+        taken = [rows async for rows in groups]
         flat = [row for rows in taken for row in rows]
-        whole = iter(await with_old_policy(self.system.trainer, self.system.algorithm, flat))
-        return [[next(whole) for _ in rows] for rows in taken]
+        if not self.old.apart:
+            flat = await with_old_policy(self.old, flat, self.version)
+        whole = iter(prepared(self.system.algorithm, flat))
+        for rows in taken:
+            yield [next(whole) for _ in rows]
 
-    async def _taken(self) -> AsyncIterator[Sequence[Row]]:
+    async def _credited(self) -> AsyncIterator[Sequence[Row]]:
         """The rows of each group with their credit."""
         if not self.credits:
             async for rows in self._in_turn():
-                if len(self.groups) == self.system.run.config.groups_per_step:
-                    self._announce()
                 yield rows
             return
         groups = [rows async for rows in self._in_turn()]
@@ -87,25 +88,36 @@ class StepGroups:
     async def ready(self) -> None:
         """Where the trainer shares the engine's devices: take all groups, then hand the devices over."""
         if self.system.turns.shared:
-            self._gathered = [rows async for rows in self._claimed()]
+            self._gathered = [rows async for rows in self._waiting(self._claimed())]
             await self.system.end_evaluation()
             await self.system.turns.to_trainer()
 
     async def _in_turn(self) -> AsyncIterator[Sequence[Row]]:
-        """As they are claimed, or as they were by ``ready``."""
-        if self._gathered is None:
-            async for rows in self._claimed():
-                yield rows
-        else:
+        """As they are claimed, or as they were by ``ready``. An old policy of its own gets them at once."""
+        if self._gathered is not None:
             for rows in self._gathered:
                 yield rows
+            return
+        groups = self._claimed()
+        if self.recomputes and self.old.apart:
+            groups = ahead(groups, lambda rows: with_old_policy(self.old, rows, self.version), self.system.beside)
+        async for rows in self._waiting(groups):
+            yield rows
+
+    async def _waiting(self, groups: AsyncIterator[Sequence[Row]]) -> AsyncIterator[Sequence[Row]]:
+        """The same groups; the time until each comes is counted."""
+        while True:
+            asked = time.perf_counter()
+            rows = await anext(groups, None)
+            self.waited += time.perf_counter() - asked
+            if rows is None:
+                return
+            yield rows
 
     async def _claimed(self) -> AsyncIterator[Sequence[Row]]:
         config, bus = self.system.run.config, self.system.bus
         while (missing := config.groups_per_step - len(self.groups)) > 0:
-            asked = time.perf_counter()
             claim = await bus.claim("train", self.needs, missing, "group", self.system.holder, config.order)
-            self.waited += time.perf_counter() - asked
             by_group: dict[str, list[Row]] = defaultdict(list)
             for row in claim.rows:
                 by_group[row.group].append(row)
@@ -113,6 +125,8 @@ class StepGroups:
             self.claims.append(replace(claim, groups=tuple(fresh), rows=tuple(r for g in fresh for r in by_group[g])))
             for group in fresh:
                 self.groups.append(by_group[group][0].columns["group"])
+                if not self.credits and len(self.groups) == config.groups_per_step:
+                    self._announce()
                 yield by_group[group]
 
     def _announce(self) -> None:
@@ -147,12 +161,10 @@ class StepGroups:
         return JournalEntry(self.step, self.groups, self.rows, cuts, result.updates, result.metrics, result.skipped)
 
 
-async def with_old_policy(trainer: Trainer, algorithm: Algorithm, rows: Sequence[Row]) -> list[Row]:
-    """All rows of a step with ``old_logprobs``, and with what the algorithm prepares from these."""
-    found = await trainer.forward(rows, frozenset({"logprobs"}))
-    whole = [row.having({"old_logprobs": c["logprobs"]}) for row, c in zip(rows, found, strict=True)]
-    prepared = algorithm.prepare(whole)
-    return [row.having(prepared.get(row.id, {})) for row in whole]
+async def _with_engines_own(groups: AsyncIterator[Sequence[Row]]) -> AsyncIterator[Sequence[Row]]:
+    """The engine's log-probs taken for those of the old policy."""
+    async for rows in groups:
+        yield [row.having({"old_logprobs": row.columns["logprobs"]}) for row in rows]
 
 
 def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import asyncio
 import json
 import pickle
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_core.admission import Admission
 from relax_core.collector import Collector
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from relax_core.stages import Placed
     from relax_core.weights import WeightUpdate
 
+T = TypeVar("T")
 SCORE_WORKERS = 64
 """Groups that are scored at the same time, at most."""
 
@@ -94,6 +95,10 @@ class System:
             self.feed.close()
             self._write_bad_rows()
 
+    def beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task beside the loop; an error in it ends ``at_work``, and the end of that ends it."""
+        return self._beside.create_task(work)
+
     def _stages(self) -> Iterator[tuple[str, Placed]]:
         """Every stage between rollout and trainer, with its name; scoring once for each worker."""
         forget = self.roles.players.forget
@@ -115,7 +120,7 @@ class System:
         await self.end_publication()
         self.admission.hold()
         copied = await self._copied(number)
-        self._publication = self._beside.create_task(self._load_and_free(*copied), name="publication")
+        self._publication = self.beside(self._load_and_free(*copied))
         if self.run.config.max_staleness == 0 or self.roles.colocated:
             await self.end_publication()
 
@@ -133,6 +138,7 @@ class System:
 
     async def _load(self, update: WeightUpdate, start: float) -> None:
         receivers = [stage.load_weights(update) for stage in self.roles.stages.values()]
+        receivers.append(self.roles.old_policy.load_weights(update))
         await asyncio.gather(self.engine.load_weights(update, self.run.config.interrupt), *receivers)
         seconds = time.perf_counter() - start
         self.published = (seconds, update.manifest.nbytes)

@@ -12,11 +12,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from relax_core.metrics import comparable
+
+if TYPE_CHECKING:
+    from relax_core.hookspecs import Callback
 
 WORDS = ("cat", "dog", "sun", "moon", "tree", "fish", "bird", "star", "rain", "fire")
 
@@ -52,13 +55,20 @@ def run_file(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def train(path: Path, overrides: Sequence[str] = (), installed: Sequence[EntryPoint] | None = None) -> Path:
-    """Train quietly in this process, as ``relax train`` does; the run's directory."""
+def train(
+    path: Path,
+    overrides: Sequence[str] = (),
+    installed: Sequence[EntryPoint] | None = None,
+    callback: Callback | None = None,
+) -> Path:
+    """Train quietly in this process, as ``relax train`` does; the run's directory. ``callback``: one more, here."""
     from relax_core.launch import prepare
     from relax_core.screen import Screen
     from relax_core.train import run_training
 
     run = prepare(path, overrides, report=lambda line: None, installed=installed)
+    if callback is not None:
+        run.stack.add_callback(callback, "callbacks.test")
     with Screen(run, quiet=True) as screen:
         run_training(run, screen)
     return run.directory

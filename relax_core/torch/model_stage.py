@@ -45,21 +45,15 @@ class ModelStage(Stage):
         self.adapter = adapter_of(section_of(config), run, student, self.where)
         if problems := list(self.model_problems(config, student, self.adapter, setup.columns)):
             raise ConfigError(*(f"{self.where}.{line}" for line in problems))
-        device, dtype = placement(config)
-        self.model = self._loaded(device, dtype)
-        budget = config.tokens_per_micro_batch or _BUDGETS.get(device, 16384)
-        temperature = run.config.sampling.temperature
-        self.annotator = Annotator(self.model, self.adapter, config.layout, temperature, budget)
+        try:
+            self.annotator = frozen(config, self.adapter, run.config.sampling.temperature)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from error
+        self.model = self.annotator.compute.model
         self.outputs = frozenset(self.sources[column][0] for column in self.columns)
         self.top_k: int | None = None
         self.weights_lock = asyncio.Lock()
         """Held while groups are computed: new weights wait, so that none sees two versions."""
-
-    def _loaded(self, device: str, dtype: torch.dtype) -> torch.nn.Module:
-        try:
-            return self.adapter.load(device, dtype).requires_grad_(False).train(False)
-        except ConfigError as error:
-            raise ConfigError(f"{self.where}: {error}") from error
 
     @classmethod
     def model_problems(
@@ -187,6 +181,14 @@ def _tokens(adapter: ModelAdapter) -> dict[int, str]:
     """By id; empty where the adapter does not tell."""
     vocabulary = getattr(getattr(adapter, "tokenizer", None), "get_vocab", dict)
     return {id: token for token, id in vocabulary().items()}
+
+
+def frozen(config: ModelStageConfig, adapter: ModelAdapter, temperature: float) -> Annotator:
+    """A copy of the adapter's model that no gradient changes, and its forward. Raises ConfigError."""
+    device, dtype = placement(config)
+    model = adapter.load(device, dtype).requires_grad_(False).train(False)
+    budget = config.tokens_per_micro_batch or _BUDGETS.get(device, 16384)
+    return Annotator(model, adapter, config.layout, temperature, budget)
 
 
 def placement(config: ModelStageConfig) -> tuple[str, torch.dtype]:

@@ -134,7 +134,7 @@ def test_what_dies_is_started_again(cluster: str, tmp_path: Path, monkeypatch: p
                 killed.append(role)
 
     changes = {"runtime": {"id": "ray", "roles": {"engine": {"replicas": 2}}}, "max_staleness": 4}
-    directory = train_with(text(tmp_path, steps=18, **changes), Killer())
+    directory = train(text(tmp_path, steps=18, **changes), callback=Killer())
     found = summary(directory)
     assert killed == list(VICTIMS.values())
     assert accounted(found["groups"]) and found["groups"]["trained"] == 72
@@ -157,16 +157,3 @@ def pid_of(runtime: Any, role: str) -> int:
     import ray
 
     return int(ray.get(runtime.actors()[role].__ray_call__.remote(lambda self: os.getpid())))
-
-
-def train_with(path: Path, callback: Callback) -> Path:
-    """Train with one more callback, in the controller."""
-    from relax_core.launch import prepare
-    from relax_core.screen import Screen
-    from relax_core.train import run_training
-
-    run = prepare(path, report=lambda line: None)
-    run.stack.add_callback(callback, "callbacks.test")
-    with Screen(run, quiet=True) as screen:
-        run_training(run, screen)
-    return run.directory

@@ -15,6 +15,27 @@ from relax_core.testing.runs import TEXT_RUN
 @pytest.mark.parametrize(
     ("changes", "claim"),
     [
+        ({"groups_per_step": 16, "updates_per_step": 2}, (8, True, "started")),  # training may begin after half of them
+        (
+            {"groups_per_step": 16, "updates_per_step": 2, "algorithm": {"id": "grpo", "whiten": True}},
+            (16, True, "started"),
+        ),
+        ({"groups_per_step": 16, "plugins": ["algorithms-extra"], "algorithm": {"id": "m2po"}}, (16, True, "started")),
+    ],
+    ids=str,
+)
+def test_with_an_old_policy_of_its_own_only_whole_steps_are_awaited(
+    changes: dict[str, Any], claim: tuple[int, bool, str]
+) -> None:
+    config, stack = resolve(copy.deepcopy(TEXT_RUN) | changes)
+    algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
+    assert groups_at_once(config, algorithm, old_apart=True) == claim
+    assert groups_at_once(config, algorithm) == (16, True, "started")
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim"),
+    [
         ({"groups_per_step": 4}, (4, True, "started")),
         ({"groups_per_step": 16}, (8, True, "started")),  # training may begin after half of them
         ({"groups_per_step": 15}, (5, True, "started")),  # a part of a step's groups, so that no claim spans two steps

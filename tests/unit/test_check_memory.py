@@ -128,3 +128,20 @@ def test_what_cannot_fit_is_a_problem(
     who = "engine and trainer together" if placement == "resident" else "a rank of the trainer"
     assert any(line.startswith(f"memory: {who}: ") for line in said)
     assert [line.startswith(f"memory: {who} would keep ") for line in found] == [True] * wrong
+
+
+@pytest.mark.parametrize(
+    ("placement", "updates", "counted"), [("separate", 2, 1), ("separate", 1, 0), ("hybrid", 2, 0)]
+)
+def test_an_old_policy_of_its_own_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str, updates: int, counted: int
+) -> None:
+    """Half as much as in the trainer's float32 where it gets a GPU; and that must fit."""
+    monkeypatch.setattr(check_memory, "gpu_bytes", lambda: 1000)
+    runtime = {"id": "ray", "placement": placement, "roles": {"old_policy": {"gpus": 1.0}}}
+    run = run_of(tmp_path, plugins=["ray"], runtime=runtime, updates_per_step=updates)
+    adapter, said = build_adapter(run)[0], list[str]()
+    wrong = list(memory_problems(run, adapter, said.append))
+    keeps = f"memory: each process of the old policy keeps {engine_memory(sizes_of(adapter) or {}, 2)}"
+    assert [line for line in said if "old policy keeps" in line] == [keeps] * counted
+    assert [line.startswith("memory: a process of the old policy would keep ") for line in wrong] == [True] * counted

@@ -102,9 +102,12 @@ def test_mini_batches_have_equally_many_groups_and_epochs_repeat_them() -> None:
     assert cuts(groups, 99, updates=2, epochs=2) == whole + whole
 
 
-def test_several_updates_wait_for_all_groups() -> None:
-    async def first_cut() -> int:
-        taken = 0
+@pytest.mark.parametrize(("updates", "epochs"), [(2, 1), (4, 2)])
+def test_several_updates_are_cut_as_their_groups_come(updates: int, epochs: int) -> None:
+    """How many groups were asked for at each cut: no more than its mini-batch needs, none in later epochs."""
+
+    async def asked() -> list[tuple[str, bool, int]]:
+        taken, found = 0, []
 
         async def groups() -> AsyncIterator[Sequence[Row]]:
             nonlocal taken
@@ -112,11 +115,30 @@ def test_several_updates_wait_for_all_groups() -> None:
                 taken += 1
                 yield group(name, 9)
 
-        async for _ in plan(groups(), Tokens(8), 2, 1, 4):
-            return taken
-        return 0
+        async for cut in plan(groups(), Tokens(8), updates, epochs, 4):
+            found.append((cut.rows[0].id, cut.last, taken))
+        return found
 
-    assert asyncio.run(first_cut()) == 4
+    first = [("a/0", False, 1), ("b/0", True, 2), ("c/0", False, 3), ("d/0", True, 4)]
+    again = [(id, last, 4) for id, last, _ in first]
+    assert asyncio.run(asked()) == first + again * (epochs - 1)
+
+
+def test_who_gives_the_groups_is_let_end() -> None:
+    ended = []
+
+    async def groups() -> AsyncIterator[Sequence[Row]]:
+        try:
+            yield group("a", 1)
+        finally:
+            ended.append(True)
+
+    async def collect() -> None:
+        async for _ in plan(groups(), Tokens(8), 2, 1, 1):
+            pass
+        assert ended
+
+    asyncio.run(collect())
 
 
 @pytest.mark.parametrize("budget", [3, 5, 100])

@@ -17,7 +17,7 @@ from relax_core.errors import ConfigError
 from relax_core.run import Run
 from relax_core.torch.config import TrainerConfig
 from relax_plugin_ray.config import RayConfig
-from relax_plugin_ray.plan import LEAST_CPU, Layout, Need, Seat, layout, needed_roles, needed_stages
+from relax_plugin_ray.plan import LEAST_CPU, Layout, Need, Seat, layout, needed_others, needed_roles
 
 WORDS = ["last", "of", "word", "?", "cat", "dog", "sun", "moon", "tree", "fish", "bird", "star", "rain", "fire"]
 KL = {"id": "grpo", "kl": {"coefficient": 0.1}}
@@ -161,21 +161,31 @@ def config_of(placement: str, engine: dict[str, Any], trainer: dict[str, Any]) -
 
 
 def test_needed_roles() -> None:
-    for algorithm, wanted in (
-        ({"id": "grpo"}, ["advantages"]),
-        (KL, ["reference", "advantages"]),
-        ({"id": "ppo"}, []),  # its critic is the trainer's, and it credits whole steps
-        ({"id": "reinforce++"}, []),
+    twice = {"updates_per_step": 2}
+    for changes, wanted in (
+        ({}, ["advantages"]),
+        ({"algorithm": KL}, ["reference", "advantages"]),
+        ({"algorithm": {"id": "ppo"}}, []),  # its critic is the trainer's, and it credits whole steps
+        ({"algorithm": {"id": "reinforce++"}}, []),
+        (twice, ["old_policy", "advantages"]),
+        ({**twice, "algorithm": KL}, ["old_policy", "reference", "advantages"]),
+        ({**twice, "old": "engine"}, ["advantages"]),
+        ({"plugins": ["ray", "algorithms-extra"], "algorithm": {"id": "m2po"}}, ["old_policy", "advantages"]),
     ):
-        run, stack = resolve(data({"roles": {"stages": {"reference": {"replicas": 2}}}}, algorithm=algorithm))
+        roles = {"stages": {"reference": {"replicas": 2}}, "old_policy": {"replicas": 2}}
+        run, stack = resolve(data({"roles": roles}, **changes))
         built = stack.build("algorithms", run.algorithm, where="algorithm")
-        stages = needed_stages(run, stack, built)
-        assert stages == wanted, algorithm
         config = stack.config("runtimes", run.runtime, "runtime")
         assert isinstance(config, RayConfig)
-        needs = needed_roles(config, run, stack, stages)
-        assert [need.role for need in needs] == ["trainer", "engine", "environments", "graders", "bus", *stages]
-        assert [(n.processes, n.model) for n in needs if n.role == "reference"] == [(2, True)] * ("reference" in wanted)
+        others = needed_others(config, run, stack, built)
+        assert others == wanted, changes
+        needs = needed_roles(config, run, stack, others)
+        assert [need.role for need in needs] == ["trainer", "engine", "environments", "graders", "bus", *others]
+        for role in ("reference", "old_policy"):
+            assert [(n.processes, n.model) for n in needs if n.role == role] == [(2, True)] * (role in wanted)
+        for placement in ("colocate", "hybrid"):  # the trainer is the old policy
+            elsewhere = config.model_copy(update={"placement": placement})
+            assert needed_others(elsewhere, run, stack, built) == [name for name in wanted if name != "old_policy"]
 
 
 def test_separate_roles_have_groups_of_their_own() -> None:
@@ -267,6 +277,50 @@ def test_a_critic_is_in_the_trainer(tmp_path: Path) -> None:
     lines, _ = plan(tmp_path, runtime={"roles": {"stages": {"critic": {}}}}, algorithm={"id": "ppo"})
     assert "role critic in the trainer's processes" in lines
     assert "note: runtime.roles.stages.critic: it works in the trainer's processes; nothing is started for it" in lines
+
+
+OWN = {"gpus": 1.0, "replicas": 2}
+
+
+def test_the_plan_shows_the_old_policy(tmp_path: Path) -> None:
+    lines, wrong = plan(tmp_path, runtime={"roles": {"old_policy": OWN}}, updates_per_step=2)
+    assert wrong == [] and not [line for line in lines if line.startswith("note: ")]
+    assert "role old_policy 2 processes, each 1 CPU and 1 GPU" in lines
+    assert "cluster started on this machine, ended with the run; placement separate, 8 CPUs and 2 GPUs in all" in lines
+
+
+@pytest.mark.parametrize(
+    ("runtime", "changes", "note"),
+    [
+        (
+            {"roles": {"old_policy": OWN}},
+            {},
+            "grpo with its settings needs no old log-probs; nothing is started for it",
+        ),
+        (
+            {"roles": {"old_policy": OWN}},
+            {"updates_per_step": 2, "old": "engine"},
+            "grpo with its settings needs no old log-probs; nothing is started for it",
+        ),
+        (
+            {"roles": {"old_policy": OWN}, "placement": "hybrid"},
+            {"updates_per_step": 2},
+            "in placement hybrid the trainer computes old log-probs; nothing is started for it",
+        ),
+    ],
+)
+def test_an_old_policy_that_is_not_started_is_noted(
+    tmp_path: Path, runtime: dict[str, Any], changes: dict[str, Any], note: str
+) -> None:
+    lines, wrong = plan(tmp_path, runtime=runtime, **changes)
+    assert wrong == [] and f"note: runtime.roles.old_policy: {note}" in lines, "\n".join(lines)
+    assert not [line for line in lines if line.startswith("role old_policy")]
+
+
+def test_an_old_policy_without_gpus_beside_a_trainer_with_some_is_noted(tmp_path: Path) -> None:
+    lines, wrong = plan(tmp_path, runtime={"roles": {"trainer": {"gpus": 1.0}}}, updates_per_step=2)
+    (found,) = [line for line in lines if line.startswith("note: runtime.roles.old_policy.gpus: found 0, but")]
+    assert wrong == [] and found.endswith("or take placement hybrid, where the trainer computes old log-probs")
 
 
 def test_idle_gpus_are_noted(tmp_path: Path) -> None:

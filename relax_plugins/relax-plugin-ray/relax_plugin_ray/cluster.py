@@ -76,13 +76,13 @@ class Cluster:
         self.placements = Placements(Layout())
 
     @classmethod
-    async def attach(cls, config: RayConfig, run: Run, stages: Sequence[str], note: Note) -> Cluster:
-        """Connect to the cluster or start one, and reserve a place for every role, of these ``stages`` too.
+    async def attach(cls, config: RayConfig, run: Run, others: Sequence[str], note: Note) -> Cluster:
+        """Connect to the cluster or start one, and reserve a place for every role, of these ``others`` too.
 
         Raises RelaxError when that cannot be done within ``start_s``; then nothing is left behind.
         """
         deadline = time.monotonic() + config.start_s
-        needs = needed_roles(config, run.config, run.stack, stages)
+        needs = needed_roles(config, run.config, run.stack, others)
         seats = layout(config, needs)
         cluster = _join(config.address, config.start_s) if config.address else _start(seats, note)
         try:

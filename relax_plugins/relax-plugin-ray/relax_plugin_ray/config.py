@@ -57,6 +57,9 @@ class Roles(ComponentConfig):
     """Plays tasks: environments and their tools."""
     graders: Replicas = Replicas()
     """Rewards."""
+    old_policy: Replicas = Replicas()
+    """Log-probs under the policy at the start of the step, where they are computed (``updates_per_step`` above 1, or an
+    algorithm that asks for them) and ``placement`` is ``separate``; elsewhere the trainer computes them."""
     stages: dict[str, Replicas] = {}
     """By the stage's id (reference, teacher, advantages, ...); default: one process without a GPU."""
     bus: Replicas = Replicas()
@@ -70,12 +73,12 @@ class RayConfig(ComponentConfig):
     placement: Literal["separate", "colocate", "hybrid"] = "separate"
     """``separate``: every role has devices of its own, and they overlap. ``colocate``: engines and trainer take turns
     on the same devices; the one that waits frees its memory. ``hybrid``: as separate, with the stages that run a model
-    on the trainer's devices."""
+    on the trainer's devices, and the old policy's log-probs computed by the trainer."""
     roles: Roles = Roles()
     """How many processes each role has, and what each of them gets."""
     restarts: NonNegativeInt = 5
-    """How often a process of a role that can go on without its past (an engine, an environment, a grader, a stage) is
-    started again within ten minutes; one more ends the run."""
+    """How often a process of a role that can go on without its past (an engine, an environment, a grader, the old
+    policy, a stage) is started again within ten minutes; one more ends the run."""
     start_s: Annotated[float, Field(gt=0)] = 300.0
     """Seconds in which the cluster must have room for a role and its processes must be ready."""
 
@@ -103,4 +106,12 @@ class RayConfig(ComponentConfig):
         """See ``LocalConfig``."""
         engine, trainer = self.roles.engine, self.roles.trainer
         together: Literal["turns", "apart"] = "turns" if self.placement == "colocate" else "apart"
-        return Deployed(engine.replicas, trainer.ranks, together, engine.gpus, trainer.gpus, self.address is None)
+        return Deployed(
+            engine.replicas,
+            trainer.ranks,
+            together,
+            engine.gpus,
+            trainer.gpus,
+            self.address is None,
+            self.roles.old_policy.gpus if self.placement == "separate" else None,
+        )

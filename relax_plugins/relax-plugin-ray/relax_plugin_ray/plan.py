@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from relax_core.config.columns import planned_stages
 from relax_core.errors import nearest
 from relax_core.interfaces import Streaming
+from relax_core.old_policy import recomputes_old
 from relax_core.runtime_config import critic_problems, overlap_of
 from relax_plugin_ray.config import RayConfig, Replicas
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from relax_core.plugins import Stack
 
 ADVANTAGES = "advantages"
+OLD_POLICY = "old_policy"
 BESIDE_TRAINER = frozenset({"critic"})
 """Stages that ask the trainer itself: they have no process of their own."""
 LEAST_CPU = 0.001
@@ -75,15 +77,27 @@ def needed_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[st
     return found if algorithm.streaming is Streaming.BATCH else [*found, ADVANTAGES]
 
 
-def needed_roles(config: RayConfig, run: RunConfig, stack: Stack, stages: Sequence[str]) -> list[Need]:
-    """Every role that is started, ``stages`` among them, in the order in which they get their places."""
+def old_policy_apart(config: RayConfig, run: RunConfig, algorithm: Algorithm) -> bool:
+    """Whether the old policy is a role with processes of its own; else the trainer is it."""
+    return config.placement == "separate" and recomputes_old(run, algorithm)
+
+
+def needed_others(config: RayConfig, run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[str]:
+    """The roles of this algorithm that have processes of their own: the old policy, and stages."""
+    old = [OLD_POLICY] if old_policy_apart(config, run, algorithm) else []
+    return [*old, *needed_stages(run, stack, algorithm)]
+
+
+def needed_roles(config: RayConfig, run: RunConfig, stack: Stack, others: Sequence[str]) -> list[Need]:
+    """Every role that is started, these ``others`` among them, in the order in which they get their places."""
     roles = config.roles
     trainer = Need("trainer", roles.trainer.ranks, roles.trainer.cpus, roles.trainer.gpus)
     fixed = {name: getattr(roles, name) for name in ("engine", "environments", "graders", "bus")}
     needs = [trainer, *(Need(name, own.replicas, own.cpus, own.gpus) for name, own in fixed.items())]
-    for name in stages:
-        own = roles.stages.get(name, Replicas())
-        needs.append(Need(name, own.replicas, own.cpus, own.gpus, runs_model(name, run, stack)))
+    for name in others:
+        own = roles.old_policy if name == OLD_POLICY else roles.stages.get(name, Replicas())
+        model = name == OLD_POLICY or runs_model(name, run, stack)
+        needs.append(Need(name, own.replicas, own.cpus, own.gpus, model))
     return needs
 
 
@@ -152,8 +166,8 @@ def _algorithm(run: RunConfig, stack: Stack) -> Algorithm | None:
 def deployment(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
     """(what, how): the cluster, each role and its place, and what overlaps."""
     algorithm = _algorithm(run, stack)
-    stages = needed_stages(run, stack, algorithm) if algorithm is not None else []
-    needs = needed_roles(config, run, stack, stages)
+    others = needed_others(config, run, stack, algorithm) if algorithm is not None else []
+    needs = needed_roles(config, run, stack, others)
     seats = layout(config, needs)
     cpus, gpus = seats.total()
     which = f"the one at {config.address}" if config.address else "started on this machine, ended with the run"
@@ -180,6 +194,7 @@ def notes(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[str]:
     """What works, but is perhaps not meant."""
     algorithm, roles = _algorithm(run, stack), config.roles
     if algorithm is not None:
+        yield from _of_the_old_policy(config, run, algorithm)
         needed = needed_stages(run, stack, algorithm)
         known = {*stack.components("stages"), ADVANTAGES}
         for name in roles.stages:
@@ -192,6 +207,23 @@ def notes(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[str]:
     for role, section, kind in (("engine", run.engine, "engines"), ("trainer", run.trainer, "trainers")):
         if _device(run, stack, kind, role) == "cpu" and getattr(roles, role).gpus:
             yield f"roles.{role}.gpus: {section.id} is told to use the CPU ({role}.device), so its GPUs are idle"
+
+
+def _of_the_old_policy(config: RayConfig, run: RunConfig, algorithm: Algorithm) -> Iterator[str]:
+    own, trainer = config.roles.old_policy, config.roles.trainer
+    if old_policy_apart(config, run, algorithm):
+        if trainer.gpus and not own.gpus:
+            yield (
+                f"roles.{OLD_POLICY}.gpus: found 0, but the trainer has GPUs: the old policy computes on a CPU, "
+                "and the trainer waits for it; give it some, such as 1, or take placement hybrid, where the trainer "
+                "computes old log-probs"
+            )
+    elif own != Replicas():
+        if recomputes_old(run, algorithm):
+            why = f"in placement {config.placement} the trainer computes old log-probs"
+        else:
+            why = f"{run.algorithm.id} with its settings needs no old log-probs"
+        yield f"roles.{OLD_POLICY}: {why}; nothing is started for it"
 
 
 # --- what cannot work -------------------------------------------------------------------------------------------------

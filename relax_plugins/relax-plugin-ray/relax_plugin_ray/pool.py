@@ -31,28 +31,52 @@ class _Worker:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+async def _just_ready(actor: Actor) -> None:
+    await answer(actor.ready.remote())
+
+
 class Pool:
-    """``create`` makes the actor of a place; actors have a coroutine ``ready``. ``role``: how messages call them."""
+    """``create`` makes the actor of a place, ``ready`` makes it ready. ``role``: how messages call them."""
 
     def __init__(
-        self, role: str, create: Callable[[int], Actor], replicas: int, most_restarts: int, note: Callable[[str], None]
+        self,
+        role: str,
+        create: Callable[[int], Actor],
+        replicas: int,
+        most_restarts: int,
+        note: Callable[[str], None],
+        ready: Callable[[Actor], Awaitable[None]] = _just_ready,
     ) -> None:
-        self.role, self._create, self._note = role, create, note
+        self.role, self._create, self._note, self._ready = role, create, note, ready
         self._workers = [_Worker(i, Restarts(most_restarts, WITHIN_S, DELAY_S)) for i in range(replicas)]
 
     @property
     def actors(self) -> list[Actor]:
         return [worker.actor for worker in self._workers]
 
-    async def start(self) -> None:
-        """Make all actors, and wait until they are ready. Raises what one of them raised."""
+    async def start(self, start_s: float) -> None:
+        """Make all actors, and wait until they are ready, for so many seconds. Raises what one of them raised."""
         for worker in self._workers:
             worker.actor = self._create(worker.index)
-        await asyncio.gather(*(answer(worker.actor.ready.remote()) for worker in self._workers))
+        try:
+            async with asyncio.timeout(start_s):
+                await asyncio.gather(*(self._ready(worker.actor) for worker in self._workers))
+        except TimeoutError:
+            raise RelaxError(
+                f"{self.role}: it was not ready within {start_s:g} s: see its log, or raise runtime.start_s"
+            ) from None
+        except RayActorError as error:
+            raise RelaxError(f"{self.role}: it died while it was built ({gist(error)}); see its log") from error
 
     async def call(self, use: Callable[[Actor], Awaitable[T]]) -> T:
         """What ``use`` gives with the least busy actor, as often as actors die in it."""
-        worker = min(self._workers, key=lambda worker: worker.calls)
+        return await self._call(min(self._workers, key=lambda worker: worker.calls), use)
+
+    async def all(self, use: Callable[[Actor], Awaitable[T]]) -> list[T]:
+        """What ``use`` gives with every actor, as often as one dies in it."""
+        return list(await asyncio.gather(*(self._call(worker, use) for worker in self._workers)))
+
+    async def _call(self, worker: _Worker, use: Callable[[Actor], Awaitable[T]]) -> T:
         worker.calls += 1
         try:
             while True:
@@ -69,20 +93,23 @@ class Pool:
     async def _revive(self, worker: _Worker, dead: Actor, error: RayActorError) -> None:
         """Start the actor again, once for all calls that it took with it."""
         async with worker.lock:
-            if worker.actor is not dead:
-                return
-            reason = gist(error)
-            delay = worker.restarts.delay(asyncio.get_running_loop().time())
-            if delay is None:
-                raise RelaxError(
-                    f"{self.role} {worker.index}: it died once more after {worker.restarts}, the last time: {reason}; "
-                    "look at its log, or raise runtime.restarts"
-                ) from error
-            self._note(f"{self.role} {worker.index} died ({reason}): it is started again, its calls are made again")
-            await asyncio.sleep(delay)
-            actor = self._create(worker.index)
-            await answer(actor.ready.remote())
-            worker.actor = actor
+            while worker.actor is dead:
+                ray.kill(dead)
+                reason = gist(error)
+                delay = worker.restarts.delay(asyncio.get_running_loop().time())
+                if delay is None:
+                    raise RelaxError(
+                        f"{self.role} {worker.index}: it died once more after {worker.restarts}, the last time: "
+                        f"{reason}; look at its log, or raise runtime.restarts"
+                    ) from error
+                self._note(f"{self.role} {worker.index} died ({reason}): it is started again, its calls are made again")
+                await asyncio.sleep(delay)
+                actor = self._create(worker.index)
+                try:
+                    await self._ready(actor)
+                    worker.actor = actor
+                except RayActorError as again:
+                    error = again
 
     async def each(self, method: str) -> None:
         """Call a method of every actor; one that is dead needs it no more."""

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from relax_plugin_ray.media import SharedMedia
 
 
-def packed(rows: Sequence[Row], media: SharedMedia) -> Table:
+def packed(rows: Sequence[Row], media: SharedMedia, names: frozenset[str] | None = None) -> Table:
     """What a rank needs of rows: arrays, numbers and media, as references where they are references already.
 
-    Groups, trajectories and plays stay where they are.
+    Groups, trajectories and plays stay where they are. ``names``: of the columns; default: of all.
     """
     packer = Packer(None)
-    raws: list[RawRow] = [(row.id, row.group, _raw(packer, row.columns)) for row in rows]
+    raws: list[RawRow] = [(row.id, row.group, _raw(packer, row.columns, names)) for row in rows]
     for _, _, raw in raws:
         value = raw.get("media")
         if isinstance(value, tuple) and value:
@@ -36,15 +36,17 @@ def packed(rows: Sequence[Row], media: SharedMedia) -> Table:
     return to_table(raws)
 
 
-def _raw(packer: Packer, columns: Columns) -> dict[str, Any]:
+def _raw(packer: Packer, columns: Columns, names: frozenset[str] | None) -> dict[str, Any]:
     if isinstance(columns, Packed):
-        return {name: v for name, v in columns.raw.items() if type(v) is not Cell or v.index >= 0 or name == "media"}
+        wanted = ((name, value) for name, value in columns.raw.items() if names is None or name in names)
+        return {name: v for name, v in wanted if type(v) is not Cell or v.index >= 0 or name == "media"}
     if maps := getattr(columns, "maps", None):
         merged: dict[str, Any] = {}
         for part in reversed(maps):
-            merged |= _raw(packer, part)
+            merged |= _raw(packer, part, names)
         return merged
-    return packer.raw({name: v for name, v in columns.items() if isinstance(v, np.ndarray) or small(v)})
+    wanted = ((name, value) for name, value in columns.items() if names is None or name in names)
+    return packer.raw({name: v for name, v in wanted if isinstance(v, np.ndarray) or small(v)})
 
 
 @contextmanager

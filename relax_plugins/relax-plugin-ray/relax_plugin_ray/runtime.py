@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from relax_core.annotators import annotator
 from relax_core.config.columns import planned_stages
 from relax_core.config.resolve import resolved
+from relax_core.old_policy import TrainerItself
 from relax_core.router import Router
 from relax_core.run import build_algorithm, build_environments
 from relax_core.runtime import Note, Roles, Runtime
 from relax_core.stages import Here
 from relax_plugin_ray.config import RayConfig, Replicas
-from relax_plugin_ray.plan import BESIDE_TRAINER, needed_stages, problems
+from relax_plugin_ray.plan import BESIDE_TRAINER, OLD_POLICY, needed_others, problems
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from relax_plugin_ray.cluster import Cluster
     from relax_plugin_ray.engine import RayEngine
     from relax_plugin_ray.media import SharedMedia
+    from relax_plugin_ray.old_policy import RemoteOldPolicy
     from relax_plugin_ray.pool import Pool
     from relax_plugin_ray.stages import RemoteStage
     from relax_plugin_ray.trainer import TrainerGroup
@@ -65,8 +67,8 @@ class RayRuntime(Runtime):
         from relax_plugin_ray.worker import adapter_of
 
         algorithm = build_algorithm(run)
-        stages = needed_stages(run.config, run.stack, algorithm) if training else []
-        cluster = self._cluster = await Cluster.attach(self.config, run, stages, note)
+        others = needed_others(self.config, run.config, run.stack, algorithm) if training else []
+        cluster = self._cluster = await Cluster.attach(self.config, run, others, note)
         adapter, media = adapter_of(run)
         room = (run.config.bus.max_rows, run.config.bus.max_bytes)
         bus = RayBus.start(*room, media, run.directory.absolute(), **cluster.options("bus", 0))
@@ -76,14 +78,14 @@ class RayRuntime(Runtime):
         trainer = self._trainer = self._ranks(plain, media)
         players = self._environments(plain, bus, note)
         graders = self._grading(plain, note)
-        placed = {name: self._stage(name, plain, run, bus, note) for name in stages}
+        old_policy = self._old_policy(plain, media, note) if OLD_POLICY in others else TrainerItself(trainer)
+        placed = {name: self._stage(name, plain, run, bus, note) for name in others if name != OLD_POLICY}
         environments = build_environments(run)
         self._graders = RayGraders(graders)
         await asyncio.gather(
             engine.start(),
             trainer.start(),
-            players.start(),
-            graders.start(),
+            *(pool.start(self.config.start_s) for pool in self._pools),
             *(stage.start() for stage in self._stages),
         )
         if training:
@@ -100,6 +102,7 @@ class RayRuntime(Runtime):
             environments=environments,
             adapter=adapter,
             media=media,
+            old_policy=old_policy,
             colocated=self.config.placement == "colocate",
         )
 
@@ -163,6 +166,17 @@ class RayRuntime(Runtime):
         pool = Pool("graders", create, self.config.roles.graders.replicas, self.config.restarts, note)
         self._pools.append(pool)
         return pool
+
+    def _old_policy(self, plain: dict[str, object], media: SharedMedia, note: Note) -> RemoteOldPolicy:
+        from relax_plugin_ray.old_policy import OldPolicyActor, RemoteOldPolicy
+        from relax_plugin_ray.plays import actor_of
+
+        def create(index: int) -> Any:
+            return actor_of(OldPolicyActor, **self._options(OLD_POLICY, index))(plain, f"{OLD_POLICY}-{index}")
+
+        old_policy = RemoteOldPolicy(create, self.config.roles.old_policy.replicas, self.config.restarts, note, media)
+        self._pools.append(old_policy.pool)
+        return old_policy
 
     def _stage(self, name: str, plain: dict[str, object], run: Run, bus: RayBus, note: Note) -> Placed:
         from relax_plugin_ray.plays import actor_of

@@ -20,8 +20,10 @@ from relax_core.errors import PluginError, RelaxError
 from relax_core.interfaces import TRAINER_COLUMNS, Stage
 from relax_core.replica import Restarts
 from relax_core.run import build_algorithm
+from relax_core.runtime_config import deployed_of
 from relax_core.stages import Advantages, Placed, serve_as
 from relax_plugin_ray.boxes import wait
+from relax_plugin_ray.plan import ADVANTAGES
 from relax_plugin_ray.pool import DELAY_S, WITHIN_S, gist
 from relax_plugin_ray.worker import adapter_of, run_of
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from relax_plugin_ray.bus import RayBus
 
 Actor = Any
-ADVANTAGES = "advantages"
 
 
 # --- the actor --------------------------------------------------------------------------------------------------------
@@ -75,9 +76,10 @@ class StageActor:
             return Advantages(algorithm, TRAINER_COLUMNS)
         adapter, self._bus.media = adapter_of(run)
         plans, problems = planned_stages(run.config, run.stack, algorithm)
+        apart = deployed_of(run).old_policy_gpus is not None
         for plan in plans:
             if plan.section.id == self._name:
-                return annotator(plan, run, algorithm, adapter, self._bus.media)
+                return annotator(plan, run, algorithm, adapter, self._bus.media, old_apart=apart)
         made = ", ".join(plan.section.id for plan in plans) or "none"
         raise RelaxError(f"stage {self._name!r}: the run has no such stage ({'; '.join(problems) or f'it has {made}'})")
 
