@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from relax_core.actor_critic import build_trainer
 from relax_core.annotators import annotator
 from relax_core.aside import Aside
 from relax_core.bus import Bus
@@ -17,7 +18,7 @@ from relax_core.players import Player, Players
 from relax_core.run import Run, build_adapter, build_algorithm, build_environments
 from relax_core.runtime_config import LocalConfig
 from relax_core.scoring import Graders, Scorer
-from relax_core.setup import EngineSetup, TrainerSetup
+from relax_core.setup import EngineSetup
 from relax_core.stages import Advantages, Here, Placed
 from relax_core.types import Version
 
@@ -96,8 +97,7 @@ class LocalRuntime(Runtime):
         transport: Transport = stack.build("transports", config.transport or default, where="transport")
         self._transport = transport
         algorithm = build_algorithm(run)
-        setup = TrainerSetup(adapter, run, algorithm.outputs)
-        trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
+        trainer = build_trainer(run, adapter, algorithm.outputs, training)
         if not in_process:
             trainer = self._aside = Aside(trainer)
         stages = stages_here(run, algorithm, adapter, media, trainer) if training else {}
