@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relax_core.interfaces import VALUES
 from relax_core.runtime_config import Deployed
 
 if TYPE_CHECKING:
@@ -59,23 +60,33 @@ def memory_problems(run: Run, adapter: ModelAdapter, report: Callable[[str], Non
     if sizes is None:
         report("memory: not estimated: there are no safetensors files, whose headers would tell the model's size")
         return
-    outputs = stack.build("algorithms", config.algorithm, where="algorithm").outputs
+    critic = bool(stack.build("algorithms", config.algorithm, where="algorithm").outputs & VALUES)
+    apart = critic and deployed.critic_ranks is not None
     of_engine = engine_memory(sizes, width(engine, deployed.engine_gpus))
-    of_rank = trainer_memory(sizes, trainer, width(trainer, deployed.trainer_gpus), deployed.ranks, "values" in outputs)
+    of_rank = trainer_memory(
+        sizes, trainer, width(trainer, deployed.trainer_gpus), deployed.ranks, critic and not apart
+    )
+    of_critic = trainer_memory(sizes, trainer, width(trainer, deployed.critic_gpus), deployed.critic_ranks or 1, False)
     count = sum(sizes.values())
     report(f"memory: {_short(count)} parameters; each engine keeps {of_engine}")
     report(f"memory: each rank of the trainer keeps {of_rank}")
+    if apart:
+        report(f"memory: each rank of the critic keeps {of_critic}")
     report(
         f"memory: {in_words(count * width(trainer, deployed.trainer_gpus))} of main memory for each published version"
     )
     report(f"memory: {NOT_INCLUDED}")
-    on_gpu = (on_device(engine, deployed.engine_gpus), on_device(trainer, deployed.trainer_gpus))
+    on_gpu = [on_device(engine, deployed.engine_gpus), on_device(trainer, deployed.trainer_gpus)]
     room = gpu_bytes() if any(on_gpu) else None
     if room is None:
         return
     kept = [("an engine", of_engine.total)] * on_gpu[0] + [("a rank of the trainer", of_rank.total)] * on_gpu[1]
     if all(on_gpu) and deployed.together == "resident":
         kept = [("engine and trainer together", of_engine.total + of_rank.total)]
+    if apart and on_device(trainer, deployed.critic_gpus):
+        kept.append(("a rank of the critic", of_critic.total))
+        if on_gpu[1] and deployed.together == "turns":
+            kept[-2:] = [("a rank of the trainer and one of the critic", of_rank.total + of_critic.total)]
     for who, size in kept:
         report(f"memory: {who}: {in_words(size)} of the {in_words(room)} of this machine's GPU")
         if size > room and deployed.here:

@@ -35,6 +35,10 @@ class Deployed:
     """Of each rank."""
     here: bool = True
     """Whether they run on this machine."""
+    critic_ranks: int | None = None
+    """Where the critic has processes of its own; None: it is in the trainer's."""
+    critic_gpus: float | None = None
+    """Of each of these."""
 
 
 class LocalConfig(ComponentConfig):

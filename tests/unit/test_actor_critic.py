@@ -253,7 +253,12 @@ def test_cuts_for_many_ranks_are_cut_again() -> None:
     critic = cast(Any, parts.critic)
     forwards: list[int] = []
     real = critic.trainee.run
-    critic.trainee.run = lambda pieces, *more: forwards.append(len(pieces)) or real(pieces, *more)
+
+    def counted(pieces: Sequence[Any], *more: Any) -> Any:
+        forwards.append(len(pieces))
+        return real(pieces, *more)
+
+    critic.trainee.run = counted
     for trainer in (whole, parts):
         train_cuts(trainer, 0, [Cut(some_rows(), True)], PPO)
     assert sum(forwards) == 4 and len(forwards) > 1

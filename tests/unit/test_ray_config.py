@@ -164,7 +164,7 @@ def test_needed_roles() -> None:
     for algorithm, wanted in (
         ({"id": "grpo"}, ["advantages"]),
         (KL, ["reference", "advantages"]),
-        ({"id": "ppo"}, []),  # its critic is the trainer's, and it credits whole steps
+        ({"id": "ppo"}, ["critic"]),  # it credits whole steps
         ({"id": "reinforce++"}, []),
     ):
         run, stack = resolve(data({"roles": {"stages": {"reference": {"replicas": 2}}}}, algorithm=algorithm))
@@ -263,10 +263,29 @@ def test_the_plan_shows_placement_and_overlap(tmp_path: Path, runtime: dict[str,
     assert line in lines, "\n".join(lines)
 
 
-def test_a_critic_is_in_the_trainer(tmp_path: Path) -> None:
-    lines, _ = plan(tmp_path, runtime={"roles": {"stages": {"critic": {}}}}, algorithm={"id": "ppo"})
-    assert "role critic in the trainer's processes" in lines
-    assert "note: runtime.roles.stages.critic: it works in the trainer's processes; nothing is started for it" in lines
+def test_a_critic_is_a_role(tmp_path: Path) -> None:
+    roles: dict[str, Any] = {"critic": {"ranks": 2, "gpus": 1.0}}
+    for placement in ("separate", "hybrid"):
+        runtime = {"placement": placement, "roles": roles}
+        lines, wrong = plan(tmp_path, runtime=runtime, algorithm={"id": "ppo"})
+        assert wrong == []
+        assert "role critic 2 ranks, each 1 CPU and 1 GPU" in lines, "\n".join(lines)
+    lines, _ = plan(tmp_path, runtime={"roles": roles | {"stages": {"critic": {}}}}, algorithm={"id": "ppo"})
+    assert "note: runtime.roles.stages.critic: it only asks the role critic, which roles.critic sizes" in lines
+    lines, wrong = plan(tmp_path, runtime={"roles": roles}, trainer={"id": "torch", "device": "cpu"})
+    assert wrong == [] and not [line for line in lines if line.startswith("role critic")]
+    assert "note: runtime.roles.critic: grpo has no critic; it is not started" in lines
+    assert [line for line in lines if line.startswith("note: runtime.roles.critic.gpus: torch is told to use the CPU")]
+
+
+def test_a_critic_is_sized_like_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ppo, cuda = {"id": "ppo"}, {"id": "torch", "device": "cuda"}
+    (problem,) = found({"trainer": {"gpus": 1.0}}, algorithm=ppo, trainer=cuda)
+    assert problem.startswith("runtime.roles.critic.gpus: found 0, but trainer.device is cuda")
+    assert found({"trainer": {"gpus": 1.0}}, trainer=cuda) == []
+    monkeypatch.setattr(TrainerConfig, "over_ranks", False)
+    (problem,) = found({"critic": {"ranks": 2}}, algorithm=ppo)
+    assert problem.startswith("runtime.roles.critic.ranks: found 2, but trainer 'torch' trains in one process")
 
 
 def test_idle_gpus_are_noted(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from relax_core.actor_critic import ActorCritic
 from relax_core.annotators import annotator
 from relax_core.config.columns import planned_stages
 from relax_core.config.resolve import resolved
@@ -15,13 +16,14 @@ from relax_core.run import build_algorithm, build_environments
 from relax_core.runtime import Note, Roles, Runtime
 from relax_core.stages import Here
 from relax_plugin_ray.config import RayConfig, Replicas
-from relax_plugin_ray.plan import BESIDE_TRAINER, needed_stages, problems
+from relax_plugin_ray.plan import ASKING, CRITIC, needed_stages, problems
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Algorithm, ModelAdapter
+    from relax_core.interfaces import Algorithm, ModelAdapter, Trainer
     from relax_core.run import Run
     from relax_core.stages import Placed
+    from relax_core.types import LearnerName
     from relax_plugin_ray.bus import RayBus
     from relax_plugin_ray.cluster import Cluster
     from relax_plugin_ray.engine import RayEngine
@@ -48,7 +50,7 @@ class RayRuntime(Runtime):
         super().__init__(config)
         self._cluster: Cluster | None = None
         self._engine: Router | None = None
-        self._trainer: TrainerGroup | None = None
+        self._trainers: list[TrainerGroup] = []
         self._stages: list[RemoteStage] = []
         self._pools: list[Pool] = []
         self._engine_actors: list[Any] = []
@@ -73,26 +75,29 @@ class RayRuntime(Runtime):
         plain = resolved(run.config, run.stack) | {"runs": str(run.config.runs.absolute())}
         engines = self._engines(plain, run, media)
         engine = self._engine = Router(engines, note, max_restarts=self.config.restarts)
-        trainer = self._trainer = self._ranks(plain, media)
+        policy = self._ranks("policy", plain, media)
+        trainer: Trainer = policy
+        if CRITIC in stages:
+            trainer = ActorCritic(policy, self._ranks("critic", plain, media))
         players = self._environments(plain, bus, note)
         graders = self._grading(plain, note)
-        placed = {name: self._stage(name, plain, run, bus, note) for name in stages}
+        placed = {name: self._stage(name, plain, run, bus, note) for name in stages if name not in ASKING}
         environments = build_environments(run)
         self._graders = RayGraders(graders)
         await asyncio.gather(
             engine.start(),
-            trainer.start(),
+            *(group.start() for group in self._trainers),
             players.start(),
             graders.start(),
             *(stage.start() for stage in self._stages),
         )
         if training:
-            placed |= self._beside(run, algorithm, adapter, media, trainer)
+            placed |= self._asking(run, algorithm, adapter, media, trainer)
         deterministic = self._deterministic(run)
         return Roles(
             engine=engine,
             trainer=trainer,
-            publish=trainer.publish,
+            publish=policy.publish,
             bus=bus,
             players=RayPlayers(players, engine, bus, media, announce=deterministic),
             graders=self._graders,
@@ -127,18 +132,20 @@ class RayRuntime(Runtime):
         self._engine_actors = [None] * self.config.roles.engine.replicas
         return [owner(index) for index in range(len(self._engine_actors))]
 
-    def _ranks(self, plain: dict[str, object], media: SharedMedia) -> TrainerGroup:
+    def _ranks(self, learner: LearnerName, plain: dict[str, object], media: SharedMedia) -> TrainerGroup:
         from relax_plugin_ray.plays import actor_of
         from relax_plugin_ray.rank import RankActor
         from relax_plugin_ray.trainer import TrainerGroup
 
-        size = self.config.roles.trainer.ranks
+        role = CRITIC if learner == "critic" else "trainer"
+        size = getattr(self.config.roles, role).ranks
 
         def create(rank: int) -> Any:
-            options = self._options("trainer", rank)
-            return actor_of(RankActor, **options)(plain, f"trainer-{rank}", rank, size, self._transport())
+            options = self._options(role, rank)
+            return actor_of(RankActor, **options)(plain, f"{role}-{rank}", rank, size, self._transport(), learner)
 
-        return TrainerGroup(create, size, media, start_s=self.config.start_s)
+        self._trainers.append(TrainerGroup(create, size, media, start_s=self.config.start_s, role=role))
+        return self._trainers[-1]
 
     def _environments(self, plain: dict[str, object], bus: RayBus, note: Note) -> Pool:
         from relax_plugin_ray.plays import EnvironmentActor, actor_of
@@ -177,15 +184,15 @@ class RayRuntime(Runtime):
         self._stages.append(stage)
         return stage
 
-    def _beside(
-        self, run: Run, algorithm: Algorithm, adapter: ModelAdapter, media: SharedMedia, trainer: TrainerGroup
+    def _asking(
+        self, run: Run, algorithm: Algorithm, adapter: ModelAdapter, media: SharedMedia, trainer: Trainer
     ) -> dict[str, Placed]:
-        """The stages that only pass rows on to the trainer."""
+        """The stages that only pass rows on to a role."""
         plans, _ = planned_stages(run.config, run.stack, algorithm)
         found = {
             plan.section.id: annotator(plan, run, algorithm, adapter, media, trainer)
             for plan in plans
-            if plan.section.id in BESIDE_TRAINER
+            if plan.section.id in ASKING
         }
         return {name: Here(stage, name) for name, stage in found.items()}
 
@@ -222,10 +229,11 @@ class RayRuntime(Runtime):
             pool.stop()
         for stage in self._stages:
             stage.stop()
-        for role in (self._engine, self._trainer):
-            if role is not None:
-                with suppress(Exception):
-                    await asyncio.wait_for(role.stop(), GRACE_S)
+        if self._engine is not None:
+            with suppress(Exception):
+                await asyncio.wait_for(self._engine.stop(), GRACE_S)
+        stops = (asyncio.wait_for(group.stop(), GRACE_S) for group in self._trainers)
+        await asyncio.gather(*stops, return_exceptions=True)
         if self._cluster is not None:
             await self._cluster.release()
             self._cluster = None
