@@ -16,7 +16,6 @@ from relax_core.interfaces import ComponentConfig
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Algorithm
     from relax_core.plugins import Stack
 
 
@@ -49,11 +48,6 @@ class LocalConfig(ComponentConfig):
     """``resident``: engine and trainer keep their memory. ``colocate``: they take turns on the device; the trainer
     waits for the whole step's rollout, and the one that waits frees its memory for the other."""
 
-    def problems(self, run: RunConfig, stack: Stack) -> Iterator[str]:
-        """What cannot work, as far as the algorithm can be asked without heavy packages."""
-        if self.placement == "colocate" and stack.is_light("algorithms", run.algorithm.id):
-            yield from critic_problems(run, stack.build("algorithms", run.algorithm, where="algorithm"))
-
     def deployment(self, run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
         """Where the roles are, and what overlaps."""
         apart = self.overlap == "process"
@@ -67,15 +61,6 @@ class LocalConfig(ComponentConfig):
 
     def deployed(self) -> Deployed:
         return Deployed(together="turns" if self.placement == "colocate" else "resident")
-
-
-def critic_problems(run: RunConfig, algorithm: Algorithm) -> Iterator[str]:
-    """A critic is part of the trainer and works while engines sample: it cannot sleep then."""
-    if "values" in algorithm.outputs:
-        yield (
-            f"placement: colocate, but {run.algorithm.id} has a critic, which works in the trainer while engines "
-            "sample: take another placement, or an algorithm without a critic"
-        )
 
 
 def overlap_of(run: RunConfig) -> str:

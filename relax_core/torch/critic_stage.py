@@ -24,7 +24,7 @@ class CriticStage(Stage):
 
     def __init__(self, setup: StageSetup) -> None:
         self.count, self.exact, self.order = setup.count, setup.exact, setup.order
-        assert setup.trainer is not None  # the critic is the trainer's: this stage lives beside it
+        assert setup.trainer is not None  # this stage lives where the trainer can be asked
         self.trainer, self.media = setup.trainer, setup.media
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:

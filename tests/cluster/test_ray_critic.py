@@ -56,6 +56,19 @@ def test_ranks_of_a_critic_learn_asynchronously(cluster: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_colocated_critic_takes_turns(cluster: str, tmp_path: Path) -> None:
+    """Its two ranks sleep while the engine samples; values made in the step are those of a stage."""
+    runtime = {"id": "ray", "placement": "colocate", "roles": {"critic": {"ranks": 2}}}
+    expected = metrics(train(run_file(tmp_path / "local", steps=3, **PPO)))
+    found = metrics(train(run_file(tmp_path / "shared", steps=3, **PPO | {"plugins": ["ray"], "runtime": runtime})))
+    assert len(found) == len(expected) == 3
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("train/loss", "train/critic_loss", "train/value_loss", "train/value", "reward"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_dead_rank_of_the_critic_ends_the_run(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the step that it was killed in, with its name; the policy's ranks do not hold the end up."""
@@ -69,5 +82,3 @@ def test_a_dead_rank_of_the_critic_ends_the_run(cluster: str, tmp_path: Path, mo
     monkeypatch.setattr(TrainerGroup, "step", step)
     with pytest.raises(RelaxError, match=r"critic rank 0 died .*goes on from the newest checkpoint"):
         train(run_file(tmp_path, steps=3, **PPO | RAY))
-    monkeypatch.undo()
-    assert len(metrics(train(run_file(tmp_path, steps=3, **PPO | RAY)))) == 3

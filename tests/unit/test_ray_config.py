@@ -122,10 +122,13 @@ def test_colocate_wants_a_rank_for_each_replica() -> None:
     assert found({"engine": {"replicas": 1}, "trainer": {"ranks": 2}}, COLOCATE) == []  # on CPUs any numbers do
 
 
-def test_colocate_has_no_critic() -> None:
-    (problem,) = found(runtime=COLOCATE, algorithm={"id": "ppo"})
-    assert problem.startswith("runtime.placement: colocate, but ppo has a critic")
-    assert found(algorithm={"id": "ppo"}) == []
+def test_colocate_wants_a_rank_of_the_critic_for_each_of_the_trainer() -> None:
+    sized = {"engine": {"replicas": 2, "gpus": 1.0}, "trainer": {"ranks": 2, "gpus": 1.0}}
+    (problem,) = found(sized, COLOCATE, algorithm={"id": "ppo"})
+    assert "trainer 2 x 1 GPU and critic 1 x 0 GPUs, but a rank of each shares each device: give both" in problem
+    assert found(sized | {"critic": {"ranks": 2, "gpus": 1.0}}, COLOCATE, algorithm={"id": "ppo"}) == []
+    assert found(sized, COLOCATE) == []
+    assert found({"critic": {"ranks": 2}}, COLOCATE, algorithm={"id": "ppo"}) == []  # on CPUs any numbers do
 
 
 def test_hybrid_gives_stages_no_devices_of_their_own() -> None:
@@ -169,10 +172,10 @@ def test_needed_roles() -> None:
     ):
         run, stack = resolve(data({"roles": {"stages": {"reference": {"replicas": 2}}}}, algorithm=algorithm))
         built = stack.build("algorithms", run.algorithm, where="algorithm")
-        stages = needed_stages(run, stack, built)
-        assert stages == wanted, algorithm
         config = stack.config("runtimes", run.runtime, "runtime")
         assert isinstance(config, RayConfig)
+        stages = needed_stages(config, run, stack, built)
+        assert stages == wanted, algorithm
         needs = needed_roles(config, run, stack, stages)
         assert [need.role for need in needs] == ["trainer", "engine", "environments", "graders", "bus", *stages]
         assert [(n.processes, n.model) for n in needs if n.role == "reference"] == [(2, True)] * ("reference" in wanted)
@@ -192,6 +195,17 @@ def test_colocated_roles_share_every_bundle() -> None:
     assert place.bundles == {"trainer+engine": [(4, 1), (4, 1)]}
     for i in range(2):
         assert place.seats["trainer", i] == place.seats["engine", i] == Seat("trainer+engine", i, 2, 0.5)
+
+
+def test_a_colocated_critic_shares_them_too(tmp_path: Path) -> None:
+    config = config_of("colocate", {"replicas": 2, "gpus": 1.0}, {"ranks": 2, "gpus": 1.0})
+    place = seats(config, Need("critic", 2, 1.0, 1.0))
+    assert place.bundles == {"trainer+engine+critic": [(1, 1)] * 2}
+    assert place.seats["critic", 1] == Seat("trainer+engine+critic", 1, 1 / 3, 1 / 3)
+    for settings in ({}, {"whiten": False}):  # credit of values is given in the step, whatever they need
+        lines, wrong = plan(tmp_path, runtime=COLOCATE, algorithm={"id": "ppo", **settings})
+        assert wrong == [] and "role critic 1 rank, 1 CPU, sharing with trainer and engine" in lines
+        assert not [line for line in lines if line.startswith("role advantages")]
 
 
 def test_colocated_on_cpus_with_other_numbers() -> None:

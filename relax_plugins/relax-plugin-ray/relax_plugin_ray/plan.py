@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from relax_core.config.columns import planned_stages
+from relax_core.config.columns import planned_stages, values_in_step
 from relax_core.errors import nearest
 from relax_core.interfaces import VALUES, Streaming
-from relax_core.runtime_config import critic_problems, overlap_of
+from relax_core.runtime_config import overlap_of
 from relax_plugin_ray.config import Ranks, RayConfig, Replicas
 
 if TYPE_CHECKING:
@@ -73,12 +73,13 @@ class Layout:
 # --- what is needed ---------------------------------------------------------------------------------------------------
 
 
-def needed_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[str]:
+def needed_stages(config: RayConfig, run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[str]:
     """What an algorithm asks for: the critic, and the stages between scoring and training that have processes."""
     plans, _ = planned_stages(run, stack, algorithm)
     critic = [CRITIC] * bool(algorithm.outputs & VALUES)
     found = critic + [plan.section.id for plan in plans if plan.section.id not in ASKING]
-    return found if algorithm.streaming is Streaming.BATCH else [*found, ADVANTAGES]
+    in_step = algorithm.streaming is Streaming.BATCH or values_in_step(algorithm, config.placement == "colocate")
+    return found if in_step else [*found, ADVANTAGES]
 
 
 def needed_roles(config: RayConfig, run: RunConfig, stack: Stack, stages: Sequence[str]) -> list[Need]:
@@ -164,7 +165,7 @@ def _algorithm(run: RunConfig, stack: Stack) -> Algorithm | None:
 def deployment(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
     """(what, how): the cluster, each role and its place, and what overlaps."""
     algorithm = _algorithm(run, stack)
-    stages = needed_stages(run, stack, algorithm) if algorithm is not None else []
+    stages = needed_stages(config, run, stack, algorithm) if algorithm is not None else []
     needs = needed_roles(config, run, stack, stages)
     seats = layout(config, needs)
     cpus, gpus = seats.total()
@@ -188,7 +189,7 @@ def notes(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[str]:
     """What works, but is perhaps not meant."""
     algorithm, roles = _algorithm(run, stack), config.roles
     if algorithm is not None:
-        needed = needed_stages(run, stack, algorithm)
+        needed = needed_stages(config, run, stack, algorithm)
         known = {*stack.components("stages"), ADVANTAGES}
         for name in roles.stages:
             if name in ASKING:
@@ -254,6 +255,16 @@ def _colocated(config: RayConfig) -> Iterator[str]:
         )
 
 
+def _colocated_critic(config: RayConfig) -> Iterator[str]:
+    trainer, critic = config.roles.trainer, config.roles.critic
+    if (trainer.gpus or critic.gpus) and (critic.ranks, critic.gpus) != (trainer.ranks, trainer.gpus):
+        yield (
+            f"roles: placement colocate, trainer {trainer.ranks} x {count(trainer.gpus, 'GPU')} and critic "
+            f"{critic.ranks} x {count(critic.gpus, 'GPU')}, but a rank of each shares each device: give both the same "
+            "numbers, or take placement separate"
+        )
+
+
 def _one_rank(role: str, config: RayConfig, run: RunConfig) -> str:
     return (
         f"roles.{role}.ranks: found {getattr(config.roles, role).ranks}, but trainer {run.trainer.id!r} trains in one "
@@ -269,7 +280,7 @@ def _of_components(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[
             near = nearest(name, known) or f"; known are {', '.join(sorted(known))}"
             yield f"roles.stages.{name}: no stage has this id{near}"
     algorithm = _algorithm(run, stack)
-    needed = [] if algorithm is None else needed_stages(run, stack, algorithm)
+    needed = [] if algorithm is None else needed_stages(config, run, stack, algorithm)
     trainer = stack.config_class("trainers", run.trainer.id, "trainer")
     for role, section, kind in DEVICES:
         if role == CRITIC and CRITIC not in needed:
@@ -278,8 +289,8 @@ def _of_components(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[
             yield _one_rank(role, config, run)
         if _device(run, stack, kind, section) == "cuda" and not getattr(roles, role).gpus:
             yield f"roles.{role}.gpus: found 0, but {section}.device is cuda: give it some, such as 1"
-    if config.placement == "colocate" and CRITIC in needed and algorithm is not None:
-        yield from critic_problems(run, algorithm)
+    if config.placement == "colocate" and CRITIC in needed:
+        yield from _colocated_critic(config)
     if config.placement == "hybrid" and algorithm is not None:
         yield from _beside_the_trainer(config, run, stack, needed)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.actor_critic import ActorCritic
 from relax_core.annotators import annotator
-from relax_core.config.columns import planned_stages
+from relax_core.config.columns import planned_stages, values_in_step
 from relax_core.config.resolve import resolved
 from relax_core.router import Router
 from relax_core.run import build_algorithm, build_environments
@@ -67,7 +67,7 @@ class RayRuntime(Runtime):
         from relax_plugin_ray.worker import adapter_of
 
         algorithm = build_algorithm(run)
-        stages = needed_stages(run.config, run.stack, algorithm) if training else []
+        stages = needed_stages(self.config, run.config, run.stack, algorithm) if training else []
         cluster = self._cluster = await Cluster.attach(self.config, run, stages, note)
         adapter, media = adapter_of(run)
         room = (run.config.bus.max_rows, run.config.bus.max_bytes)
@@ -188,6 +188,8 @@ class RayRuntime(Runtime):
         self, run: Run, algorithm: Algorithm, adapter: ModelAdapter, media: SharedMedia, trainer: Trainer
     ) -> dict[str, Placed]:
         """The stages that only pass rows on to a role."""
+        if values_in_step(algorithm, self.config.placement == "colocate"):
+            return {}
         plans, _ = planned_stages(run.config, run.stack, algorithm)
         found = {
             plan.section.id: annotator(plan, run, algorithm, adapter, media, trainer)
