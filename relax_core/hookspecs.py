@@ -240,7 +240,7 @@ class Callback:
 
     @spec
     def before_forward(self, run: Run, value: Batch, event: ForwardEvent) -> Batch:
-        """Chained: the micro-batch that the loss will see. Where: every trainer rank, a critic's too."""
+        """Chained: the micro-batch that the loss will see, the critic's too. Where: every trainer rank."""
         return value
 
     @spec
@@ -250,8 +250,7 @@ class Callback:
 
     @spec
     def before_optimizer_step(self, run: Run, event: OptimizerEvent) -> None:
-        """After clipping, before each optimizer update that is not skipped. Where: every trainer rank, a critic's
-        too."""
+        """After clipping, before each update of policy or critic that is not skipped. Where: every trainer rank."""
 
     @spec
     def on_weights_published(self, run: Run, event: WeightsPublished) -> None:
