@@ -12,6 +12,7 @@ import pytest
 
 from relax_core.errors import RelaxError
 from relax_core.testing.runs import accounted, metrics, run_file, summary, train
+from relax_plugin_ray.runtime import RayRuntime
 from relax_plugin_ray.trainer import TrainerGroup
 
 PPO: dict[str, Any] = {
@@ -57,12 +58,22 @@ def test_ranks_of_a_critic_learn_asynchronously(cluster: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_a_colocated_critic_takes_turns(cluster: str, tmp_path: Path) -> None:
+def test_a_colocated_critic_takes_turns(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its two ranks sleep while the engine samples; values made in the step are those of a stage."""
+    counted: list[dict[str, int]] = []
+    stop = RayRuntime.stop
+
+    async def counting(self: RayRuntime) -> None:
+        for group in self._trainers:
+            counted.extend(await group.counters())
+        await stop(self)
+
+    monkeypatch.setattr(RayRuntime, "stop", counting)
     runtime = {"id": "ray", "placement": "colocate", "roles": {"critic": {"ranks": 2}}}
     expected = metrics(train(run_file(tmp_path / "local", steps=3, **PPO)))
     found = metrics(train(run_file(tmp_path / "shared", steps=3, **PPO | {"plugins": ["ray"], "runtime": runtime})))
     assert len(found) == len(expected) == 3
+    assert [(rank["sleeps"], rank["wakes"]) for rank in counted] == [(4, 3)] * 3  # asleep at first
     for ours, theirs in zip(found, expected, strict=True):
         for name in ("train/loss", "train/critic_loss", "train/value_loss", "train/value", "reward"):
             assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
