@@ -13,7 +13,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,14 +163,12 @@ def measured(a: argparse.Namespace) -> dict[str, Any]:
     dtype: torch.dtype = getattr(torch, a.dtype)
     head = torch.nn.Linear(a.hidden, a.vocab, bias=False, device=device, dtype=dtype)
     hidden_MH = torch.randn(a.rows * a.tokens, a.hidden, device=device, dtype=dtype, requires_grad=True)
-    values = frozenset({"values"}) & algorithm.outputs
-    values_BT = torch.zeros(a.rows, a.tokens, device=device, requires_grad=True) if values else None
     given = batch(algorithm, a, device)
 
     def once() -> float:
         head.zero_grad()
         hidden_MH.grad = None
-        found = replace(SIDES[a.side](head, hidden_MH, given, algorithm.outputs - values), values_BT=values_BT)
+        found = SIDES[a.side](head, hidden_MH, given, algorithm.outputs - {"values"})
         total = algorithm.loss(given, found).total / given.units_B.sum()
         total.backward()  # type: ignore[no-untyped-call]
         return total.item()

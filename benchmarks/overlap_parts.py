@@ -88,7 +88,7 @@ class MeteredTrainer(TorchTrainer):
             return await super().step(step, plan, algorithm)
         start, self._waited = time.perf_counter(), 0.0
         if self.config.idle:
-            result = StepResult({}, 1, 0, [([r.id for r in cut.rows], cut.last) async for cut in self._timed(plan)])
+            result = StepResult({}, (True,), [([r.id for r in cut.rows], cut.last) async for cut in self._timed(plan)])
         else:
             result = await super().step(step, self._timed(plan), algorithm)
         seconds = time.perf_counter() - start

@@ -236,7 +236,7 @@ class SimulatedTrainer(Trainer):
                     seconds = self._seen(step, cut.rows)
                 self.busy_s += seconds
                 await asyncio.sleep(seconds)
-        return StepResult({"loss": 0.0}, updates=1, skipped=0, cuts=cuts)
+        return StepResult({"loss": 0.0}, moved=(True,), cuts=cuts)
 
     def _seen(self, step: int, rows: Sequence[Row]) -> float:
         import numpy as np

@@ -41,7 +41,7 @@ def relax_trainers() -> Mapping[str, Component]:
         "torch": Component(
             "relax_core.torch.trainer:TorchTrainer",
             TrainerConfig,
-            "Embedded: one process on a CPU or a GPU; token-budgeted micro-batches, AdamW.",
+            "Embedded: on CPUs or GPUs, over one rank or several; token-budgeted micro-batches, AdamW.",
         )
     }
 
@@ -74,7 +74,7 @@ def relax_stages() -> Mapping[str, Component]:
     return {
         "critic": Component(
             "relax_core.torch.critic_stage:CriticStage",
-            summary="The value of the state before each sampled token, from the trainer's critic.",
+            summary="The value of the state before each sampled token, from the critic.",
             makes=frozenset({"values"}),
         ),
         "reference": Component(

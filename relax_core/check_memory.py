@@ -12,8 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from relax_core.interfaces import VALUES
 from relax_core.old_policy import recomputes_old
-from relax_core.runtime_config import deployed_of
+from relax_core.runtime_config import Deployed, deployed_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import ModelAdapter
@@ -48,51 +49,78 @@ def in_words(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """A process that keeps copies of the weights. ``who``: what it is called, without an article."""
+
+    who: str
+    memory: Memory
+    on_gpu: bool
+
+
 def memory_problems(run: Run, adapter: ModelAdapter, report: Callable[[str], None]) -> Iterator[str]:
-    """Report what each engine and each rank of the trainer keeps; a line where that alone is more than a device has."""
-    stack, config = run.stack, run.config
-    engine, trainer = (
-        stack.config("engines", config.engine, "engine"),
-        stack.config("trainers", config.trainer, "trainer"),
-    )
-    deployed = deployed_of(run)
-    sizes = sizes_of(adapter)
+    """Report what each process with a model keeps; a line where that alone is more than a device has."""
+    sizes, deployed = sizes_of(adapter), deployed_of(run)
     if sizes is None:
         report("memory: not estimated: there are no safetensors files, whose headers would tell the model's size")
         return
-    algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
-    of_engine = engine_memory(sizes, width(engine, deployed.engine_gpus))
-    of_rank = trainer_memory(
-        sizes, trainer, width(trainer, deployed.trainer_gpus), deployed.ranks, "values" in algorithm.outputs
-    )
-    count = sum(sizes.values())
-    report(f"memory: {_short(count)} parameters; each engine keeps {of_engine}")
-    report(f"memory: each rank of the trainer keeps {of_rank}")
-    of_old = None
-    if deployed.old_policy_gpus is not None and recomputes_old(config, algorithm):
-        of_old = engine_memory(sizes, width(_anywhere(trainer), deployed.old_policy_gpus))
-        report(f"memory: each process of the old policy keeps {of_old}")
-    report(
-        f"memory: {in_words(count * width(trainer, deployed.trainer_gpus))} of main memory for each published version"
-    )
+    keepers, count = _keepers(run, sizes, deployed), sum(sizes.values())
+    report(f"memory: {_short(count)} parameters; each engine keeps {keepers[0].memory}")
+    for keeper in keepers[1:]:
+        report(f"memory: each {keeper.who} keeps {keeper.memory}")
+    trainer = run.stack.config("trainers", run.config.trainer, "trainer")
+    published = count * width(trainer, deployed.trainer_gpus)
+    report(f"memory: {in_words(published)} of main memory for each published version")
     report(f"memory: {NOT_INCLUDED}")
-    on_gpu = (on_device(engine, deployed.engine_gpus), on_device(trainer, deployed.trainer_gpus))
-    old_on_gpu = of_old is not None and bool(deployed.old_policy_gpus)
-    room = gpu_bytes() if any(on_gpu) or old_on_gpu else None
+    room = gpu_bytes() if any(keeper.on_gpu for keeper in keepers) else None
     if room is None:
         return
-    kept = [("an engine", of_engine.total)] * on_gpu[0] + [("a rank of the trainer", of_rank.total)] * on_gpu[1]
-    if all(on_gpu) and deployed.together == "resident":
-        kept = [("engine and trainer together", of_engine.total + of_rank.total)]
-    if of_old is not None and old_on_gpu:
-        kept.append(("a process of the old policy", of_old.total))
-    for who, size in kept:
+    for who, size in _on_one_gpu(keepers, deployed.together):
         report(f"memory: {who}: {in_words(size)} of the {in_words(room)} of this machine's GPU")
         if size > room and deployed.here:
             yield (
                 f"memory: {who} would keep {in_words(size)}, and a GPU of this machine has {in_words(room)}: take a "
                 "smaller model, more ranks with trainer.sharding: fsdp, or devices of their own"
             )
+
+
+def _keepers(run: Run, sizes: Sizes, deployed: Deployed) -> list[Keeper]:
+    """An engine, a rank of the trainer, and where they have processes of their own those of critic and old policy."""
+    stack, config = run.stack, run.config
+    engine: Any = stack.config("engines", config.engine, "engine")
+    trainer: Any = stack.config("trainers", config.trainer, "trainer")
+    algorithm = stack.build("algorithms", config.algorithm, where="algorithm")
+    critic, apart = bool(algorithm.outputs & VALUES), deployed.critic_ranks
+    of_engine = engine_memory(sizes, width(engine, deployed.engine_gpus))
+    bytes_each = width(trainer, deployed.trainer_gpus)
+    of_rank = trainer_memory(sizes, trainer, bytes_each, deployed.ranks, critic and apart is None)
+    found = [
+        Keeper("engine", of_engine, on_device(engine, deployed.engine_gpus)),
+        Keeper("rank of the trainer", of_rank, on_device(trainer, deployed.trainer_gpus)),
+    ]
+    if critic and apart is not None:
+        of_critic = trainer_memory(sizes, trainer, width(trainer, deployed.critic_gpus), apart, False)
+        found.append(Keeper("rank of the critic", of_critic, on_device(trainer, deployed.critic_gpus)))
+    if deployed.old_policy_gpus is not None and recomputes_old(config, algorithm):
+        of_old = engine_memory(sizes, width(_anywhere(trainer), deployed.old_policy_gpus))
+        found.append(Keeper("process of the old policy", of_old, bool(deployed.old_policy_gpus)))
+    return found
+
+
+def _on_one_gpu(keepers: Sequence[Keeper], together: str) -> list[tuple[str, float]]:
+    """What is on a GPU at the same time, and its bytes."""
+    found = {
+        keeper.who: (f"{'an' if keeper.who[0] in 'aeiou' else 'a'} {keeper.who}", keeper.memory.total)
+        for keeper in keepers
+        if keeper.on_gpu
+    }
+    trainer, critic = found.get("rank of the trainer"), found.get("rank of the critic")
+    if together == "resident" and trainer and "engine" in found:
+        return [("engine and trainer together", found["engine"][1] + trainer[1])]
+    if together == "turns" and trainer and critic:  # they learn in the same turn
+        del found["rank of the critic"]
+        found["rank of the trainer"] = ("a rank of the trainer and one of the critic", trainer[1] + critic[1])
+    return list(found.values())
 
 
 # --- estimates --------------------------------------------------------------------------------------------------------

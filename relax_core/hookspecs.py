@@ -24,7 +24,7 @@ from relax_core.interfaces import Component
 if TYPE_CHECKING:
     from relax_core.interfaces import Batch, Outputs
     from relax_core.run import Run
-    from relax_core.types import Group, Sampling, Task, Version
+    from relax_core.types import Group, LearnerName, Sampling, Task, Version
 
 spec = pluggy.HookspecMarker("relax")
 impl = pluggy.HookimplMarker("relax")
@@ -128,22 +128,21 @@ class BatchReady:
 
 @dataclass(frozen=True, slots=True)
 class ForwardEvent:
-    """A micro-batch about to run, or just run."""
+    """A micro-batch about to run, or just run, through the model of policy or critic."""
 
     step: int
     batch: Batch
+    learner: LearnerName = "policy"
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerEvent:
-    """An optimizer update about to happen: its number within the step, and the gradient norm before clipping.
-
-    The norm is the policy's: 0 where only a critic moves.
-    """
+    """An optimizer update of policy or critic about to happen: its number in the step, the norm before clipping."""
 
     step: int
     update: int
     grad_norm: float
+    learner: LearnerName = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,17 +240,17 @@ class Callback:
 
     @spec
     def before_forward(self, run: Run, value: Batch, event: ForwardEvent) -> Batch:
-        """Chained: the micro-batch that the loss will see. Where: every trainer rank."""
+        """Chained: the micro-batch that the loss will see, the critic's too. Where: every trainer rank."""
         return value
 
     @spec
     def after_forward(self, run: Run, value: Outputs, event: ForwardEvent) -> Outputs:
-        """Chained: the outputs that the loss will see. Where: every trainer rank."""
+        """Chained: the policy's outputs that the loss will see. Where: every trainer rank."""
         return value
 
     @spec
     def before_optimizer_step(self, run: Run, event: OptimizerEvent) -> None:
-        """After clipping, before each optimizer update that is not skipped. Where: every trainer rank."""
+        """After clipping, before each update of policy or critic that is not skipped. Where: every trainer rank."""
 
     @spec
     def on_weights_published(self, run: Run, event: WeightsPublished) -> None:

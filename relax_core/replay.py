@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relax_core.actor_critic import build_trainer
 from relax_core.checkpoint import Checkpoints
 from relax_core.config import yaml
 from relax_core.errors import CheckpointError
@@ -28,7 +29,6 @@ from relax_core.old_policy import TrainerItself, prepared, with_old_policy
 from relax_core.run import Run, build_adapter, build_algorithm, rebuild
 from relax_core.runtime_config import deployed_of
 from relax_core.scoring import Scorer
-from relax_core.setup import TrainerSetup
 from relax_core.stages import scored_groups
 from relax_core.trajectories import TrajectoryFiles
 from relax_core.types import Version
@@ -36,7 +36,7 @@ from relax_core.types import Version
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from relax_core.interfaces import Algorithm, StepResult, Trainer
+    from relax_core.interfaces import Algorithm, StepResult
     from relax_core.types import Group
 
 
@@ -85,11 +85,10 @@ class Replay:
 
     def __init__(self, run: Run, directory: Path, note: Callable[[str], None]) -> None:
         self.run, self.directory, self.note = run, directory, note
-        config, stack = run.config, run.stack
+        config = run.config
         self.adapter, self.media = build_adapter(run)
         self.algorithm: Algorithm = build_algorithm(run)
-        setup = TrainerSetup(self.adapter, run, self.algorithm.outputs)
-        self.trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
+        self.trainer = build_trainer(run, self.adapter, self.algorithm.outputs)
         self.scorer = Scorer.of(run)
         self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep, readonly=True)
         self.journal = Journal(directory / "journal", config.journal.keep_steps)

@@ -7,18 +7,19 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from relax_core.actor_critic import build_trainer
 from relax_core.annotators import annotator
 from relax_core.aside import Aside
 from relax_core.bus import Bus
-from relax_core.config.columns import planned_stages
+from relax_core.config.columns import planned_stages, values_in_step
 from relax_core.config.schema import ComponentSection
-from relax_core.interfaces import TRAINER_COLUMNS, Configurable, Stage, Streaming
+from relax_core.interfaces import TRAINER_COLUMNS, VALUES, Configurable, Stage, Streaming
 from relax_core.old_policy import OldPolicy, TrainerItself
 from relax_core.players import Player, Players
 from relax_core.run import Run, build_adapter, build_algorithm, build_environments
 from relax_core.runtime_config import LocalConfig
 from relax_core.scoring import Graders, Scorer
-from relax_core.setup import EngineSetup, TrainerSetup
+from relax_core.setup import EngineSetup
 from relax_core.stages import Advantages, Here, Placed
 from relax_core.types import Version
 
@@ -98,11 +99,11 @@ class LocalRuntime(Runtime):
         transport: Transport = stack.build("transports", config.transport or default, where="transport")
         self._transport = transport
         algorithm = build_algorithm(run)
-        setup = TrainerSetup(adapter, run, algorithm.outputs)
-        trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
+        trainer = build_trainer(run, adapter, algorithm.outputs, training)
         if not in_process:
             trainer = self._aside = Aside(trainer)
-        stages = stages_here(run, algorithm, adapter, media, trainer) if training else {}
+        colocated = self.config.placement == "colocate"
+        stages = stages_here(run, algorithm, adapter, media, trainer, colocated) if training else {}
         environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
         engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media, note)
@@ -125,7 +126,7 @@ class LocalRuntime(Runtime):
             adapter=adapter,
             media=media,
             old_policy=TrainerItself(trainer),
-            colocated=self.config.placement == "colocate",
+            colocated=colocated,
         )
 
     def _build_engine(self, run: Run, adapter: ModelAdapter) -> Engine:
@@ -151,14 +152,22 @@ class LocalRuntime(Runtime):
 
 
 def stages_here(
-    run: Run, algorithm: Algorithm, adapter: ModelAdapter, media: MediaStore, trainer: Trainer
+    run: Run,
+    algorithm: Algorithm,
+    adapter: ModelAdapter,
+    media: MediaStore,
+    trainer: Trainer,
+    colocated: bool = False,
 ) -> dict[str, Placed]:
     """Every stage between scoring and training, in this process."""
+    in_step = values_in_step(algorithm, colocated)
     plans, _ = planned_stages(run.config, run.stack, algorithm)
     stages: dict[str, Stage] = {
-        plan.section.id: annotator(plan, run, algorithm, adapter, media, trainer) for plan in plans
+        plan.section.id: annotator(plan, run, algorithm, adapter, media, trainer)
+        for plan in plans
+        if not (in_step and plan.columns == VALUES)
     }
-    if algorithm.streaming is not Streaming.BATCH:  # else the step credits its groups itself
+    if algorithm.streaming is not Streaming.BATCH and not in_step:  # else the step credits its groups itself
         stages["advantages"] = Advantages(algorithm, TRAINER_COLUMNS)
     return {name: Here(stage, name) for name, stage in stages.items()}
 

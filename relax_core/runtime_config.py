@@ -16,7 +16,6 @@ from relax_core.interfaces import ComponentConfig
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Algorithm
     from relax_core.plugins import Stack
     from relax_core.run import Run
 
@@ -38,6 +37,10 @@ class Deployed:
     """Whether they run on this machine."""
     old_policy_gpus: float | None = None
     """Of each process of the old policy, in a run that needs one; None: the trainer is the old policy."""
+    critic_ranks: int | None = None
+    """Where the critic has processes of its own; None: it is in the trainer's."""
+    critic_gpus: float | None = None
+    """Of each of these."""
 
 
 class LocalConfig(ComponentConfig):
@@ -47,11 +50,6 @@ class LocalConfig(ComponentConfig):
     placement: Literal["resident", "colocate"] = "resident"
     """``resident``: engine and trainer keep their memory. ``colocate``: they take turns on the device; the trainer
     waits for the whole step's rollout, and the one that waits frees its memory for the other."""
-
-    def problems(self, run: RunConfig, stack: Stack) -> Iterator[str]:
-        """What cannot work, as far as the algorithm can be asked without heavy packages."""
-        if self.placement == "colocate" and stack.is_light("algorithms", run.algorithm.id):
-            yield from critic_problems(run, stack.build("algorithms", run.algorithm, where="algorithm"))
 
     def deployment(self, run: RunConfig, stack: Stack) -> Iterator[tuple[str, str]]:
         """Where the roles are, and what overlaps."""
@@ -73,15 +71,6 @@ def deployed_of(run: Run) -> Deployed:
     runtime: Any = run.stack.config("runtimes", run.config.runtime, "runtime")
     found: Deployed = runtime.deployed() if hasattr(runtime, "deployed") else Deployed()
     return found
-
-
-def critic_problems(run: RunConfig, algorithm: Algorithm) -> Iterator[str]:
-    """A critic is part of the trainer and works while engines sample: it cannot sleep then."""
-    if "values" in algorithm.outputs:
-        yield (
-            f"placement: colocate, but {run.algorithm.id} has a critic, which works in the trainer while engines "
-            "sample: take another placement, or an algorithm without a critic"
-        )
 
 
 def overlap_of(run: RunConfig) -> str:

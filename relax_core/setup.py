@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from relax_core.media import MediaStore
     from relax_core.run import Run
     from relax_core.torch.ranks import Ranks
+    from relax_core.types import LearnerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +24,17 @@ class EngineSetup:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:
-    """For a trainer: the run, for its settings and hooks, the model adapter, and what the algorithm asks it for.
+    """For a trainer: the run, for its settings and hooks, the model adapter, and what the algorithm asks for.
 
-    ``ranks``: this process's place among those that train together; None: it trains alone.
+    ``ranks``: this process's place among those that train together; None: it trains alone. ``learner``: what it is to
+    train; a critic only where ``outputs`` has values.
     """
 
     adapter: ModelAdapter
     run: Run
     outputs: frozenset[str] = frozenset({"logprobs"})
     ranks: Ranks | None = None
+    learner: LearnerName = "policy"
 
 
 @dataclass(frozen=True, slots=True)

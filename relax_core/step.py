@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.ahead import ahead
 from relax_core.bus import merge
+from relax_core.config.columns import values_in_step
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import BatchReady
-from relax_core.interfaces import TRAINER_COLUMNS, Row, StepResult, Streaming
+from relax_core.interfaces import TRAINER_COLUMNS, VALUES, Row, StepResult, Streaming
 from relax_core.journal import JournalEntry, RecordedCut
 from relax_core.old_policy import prepared, prepares, recomputes_old, with_old_policy
 from relax_core.stages import scored_groups
@@ -40,10 +41,13 @@ class StepGroups:
 
     def __init__(self, system: System, step: int) -> None:
         self.system, self.step = system, step
-        self.credits = system.algorithm.streaming is Streaming.BATCH
+        self.values = values_in_step(system.algorithm, system.turns.shared)
+        """Whether the critic is asked here, since it slept while stages worked."""
+        self.credits = self.values or system.algorithm.streaming is Streaming.BATCH
         """Whether credit belongs to the whole step, and so is given here, when its groups are known."""
         made = frozenset() if self.credits else CREDIT | system.algorithm.makes
-        self.needs = SAMPLED | made | (system.algorithm.needs - TRAINER_COLUMNS)
+        given = TRAINER_COLUMNS | (VALUES if self.values else frozenset())
+        self.needs = SAMPLED | made | (system.algorithm.needs - given)
         self.claims: list[Claim] = []
         self.rows: list[Row] = []
         self.groups: list[Group] = []
@@ -80,10 +84,18 @@ class StepGroups:
                 yield rows
             return
         groups = [rows async for rows in self._in_turn()]
+        if self.values:
+            groups = await self._valued(groups)
         credit = self.system.algorithm.advantages(scored_groups([row for rows in groups for row in rows]))
         self._announce()
         for rows in groups:
             yield [row.having(credit[row.id]) for row in rows]
+
+    async def _valued(self, groups: Sequence[Sequence[Row]]) -> list[Sequence[Row]]:
+        """The groups' rows with the critic's values."""
+        flat = [row for rows in groups for row in rows]
+        found = iter(await self.system.trainer.forward(flat, VALUES))
+        return [[row.having(next(found)) for row in rows] for rows in groups]
 
     async def ready(self) -> None:
         """Where the trainer shares the engine's devices: take all groups, then hand the devices over."""

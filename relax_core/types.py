@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["image", "audio", "video"]
+LearnerName = Literal["policy", "critic"]
+"""What a trainer trains."""
 
 
 # --- messages -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from relax_core.interfaces import About, Batch, Columns, Loss, Outputs, ScoredGr
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from relax_algorithms.terms import Metrics
     from relax_core.config.schema import RunConfig
 
 
@@ -26,7 +25,8 @@ class Ppo(PolicyGradient):
     A is the generalised advantage (arXiv:1506.02438) over a play's sampled tokens: its reward lies on the last one, and
     -coefficient x k1 on each one where the KL is a reward. The critic learns the returns A + V, with A before
     whitening. Per token, with r = pi / pi_old,
-    loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + value_coefficient x value loss (see ``ops.value_loss``).
+    loss = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and the critic's value_coefficient x value loss (see
+    ``ops.value_loss``).
     """
 
     about = About(
@@ -93,22 +93,16 @@ class Ppo(PolicyGradient):
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
         from relax_algorithms.terms import Terms, clipped
 
-        terms = Terms.of(batch, outputs)
-        value, metrics = self._value(batch, outputs, terms.mask_BT)
-        policy = clipped(self.config, terms, metrics=metrics)
+        policy = clipped(self.config, Terms.of(batch, outputs))
         if batch.step < self.config.critic_warmup:  # not 0 x loss: the policy must get no gradient, not one of 0
-            return replace(policy, total=value)
-        return replace(policy, total=policy.total + value)
+            return replace(policy, total=policy.total.new_zeros(()))
+        return policy
 
-    def _value(self, batch: Batch, outputs: Outputs, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
-        """The critic's part of the total, and what to report of it.
-
-        Off-policy corrections weigh only the policy's part: the critic learns the values of whoever sampled.
-        """
+    def value_loss(self, batch: Batch, values_BT: Tensor) -> Loss:
+        """Off-policy corrections weigh only the policy's loss: the critic learns the values of whoever sampled."""
         from relax_algorithms import ops
 
-        values_BT, targets_BT, clip = outputs.values_BT, batch.columns["returns"], self.config.value_clip
-        assert values_BT is not None  # named in the outputs
+        targets_BT, clip, mask_BT = batch.columns["returns"], self.config.value_clip, ops.trained(batch)
         loss_BT, clipped_BT = ops.value_loss(values_BT, batch.columns["values"], targets_BT, clip, mask_BT)
         metrics = {
             "value_loss": ops.masked_sum(loss_BT, mask_BT),
@@ -116,4 +110,4 @@ class Ppo(PolicyGradient):
             "value": ops.masked_sum(values_BT, mask_BT),
             "returns": ops.masked_sum(targets_BT, mask_BT),
         }
-        return self.config.value_coefficient * ops.aggregate(loss_BT, batch), metrics
+        return Loss(self.config.value_coefficient * ops.aggregate(loss_BT, batch), metrics)

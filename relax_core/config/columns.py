@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from relax_core.config.schema import ComponentSection
 from relax_core.errors import ConfigError, RelaxError, nearest
-from relax_core.interfaces import TRAINER_COLUMNS
+from relax_core.interfaces import TRAINER_COLUMNS, VALUES
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
@@ -54,6 +54,14 @@ def planned_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> tuple[
         if plan.section.id not in listed:
             found += _unlisted(plan, stack, run.algorithm.id)
     return plans, found
+
+
+def values_in_step(algorithm: Algorithm, colocated: bool) -> bool:
+    """Whether the training step itself makes ``values``, and credit of them, instead of stages before it.
+
+    So it is where trainer and engine take turns: the critic sleeps until all plays of the step are there.
+    """
+    return colocated and bool(VALUES & algorithm.needs & algorithm.outputs)
 
 
 def _maker(column: str, known: Mapping[str, Component], listed: Mapping[str, object], who: str) -> str | ConfigError:

@@ -10,10 +10,11 @@ from relax_core.interfaces.component import Columns, Component, ComponentConfig,
 from relax_core.interfaces.engine import Completion, Engine, Request
 from relax_core.interfaces.model import Extended, ModelAdapter, Rewritten, Segment
 from relax_core.interfaces.stage import Stage
-from relax_core.interfaces.trainer import TRAINER_COLUMNS, Cut, StepResult, Trainer, Transport
+from relax_core.interfaces.trainer import TRAINER_COLUMNS, VALUES, Cut, StepResult, Trainer, Transport
 
 __all__ = [
     "TRAINER_COLUMNS",
+    "VALUES",
     "About",
     "Algorithm",
     "Batch",

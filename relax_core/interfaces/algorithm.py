@@ -102,12 +102,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What the trainer computed for a batch, with gradient; None unless the algorithm's ``outputs`` names it."""
+    """What the policy says of a batch, with gradient; None unless the algorithm's ``outputs`` names it."""
 
     logprobs_BT: torch.Tensor
     entropy_BT: torch.Tensor | None = None
-    values_BT: torch.Tensor | None = None
-    """Of the critic: the value of the state before each token."""
     topk_logprobs_BTK: torch.Tensor | None = None
     """Of the token ids in the batch's column ``topk_ids``."""
     full_logprobs_BTV: torch.Tensor | None = None
@@ -151,7 +149,8 @@ class Algorithm(Configurable, ABC):
     May be set on the instance: settings decide. So may ``outputs``, ``makes`` and ``streaming``.
     """
     outputs: frozenset[str] = frozenset({"logprobs"})
-    """What the trainer must compute per token: logprobs, entropy, values, topk_logprobs, full_logprobs."""
+    """What must be computed per token: logprobs, entropy, topk_logprobs and full_logprobs of the policy, and values,
+    which ask for a critic: a model of its own, trained beside the policy, perhaps in other processes."""
     makes: frozenset[str] = frozenset()
     """Per-token columns that ``advantages`` makes besides advantages, weight and units; the loss finds them in
     ``Batch.columns``."""
@@ -183,4 +182,15 @@ class Algorithm(Configurable, ABC):
         return {}
 
     @abstractmethod
-    def loss(self, batch: Batch, outputs: Outputs) -> Loss: ...
+    def loss(self, batch: Batch, outputs: Outputs) -> Loss:
+        """Of the policy. Where it is to stay as it is for a step, a total without gradient."""
+
+    def value_loss(self, batch: Batch, values_BT: torch.Tensor) -> Loss:
+        """Of the critic: needed where ``outputs`` has values.
+
+        ``values_BT``: the critic's value of the state before each token, with gradient. Its metrics are reported beside
+        those of ``loss``, under names of their own; ``clipped_BT`` is not used.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has values in its outputs, and no value_loss to learn them by"
+        )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TRAINER_COLUMNS = frozenset({"old_logprobs"})
 """Columns that the training step itself makes, at its start; stages make all others."""
+VALUES = frozenset({"values"})
+"""The output that a critic computes; the policy's model computes all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,28 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``skipped`` counts updates with nothing left to train; ``cuts``: row ids of each micro-batch, and ``last``."""
+    """``moved``: of each update of the plan, whether it changed a weight; ``cuts``: row ids of each micro-batch, and
+    ``last``."""
 
     metrics: Mapping[str, float]
-    updates: int
-    skipped: int
+    moved: Sequence[bool]
     cuts: Sequence[tuple[Sequence[str], bool]]
+
+    @property
+    def updates(self) -> int:
+        return sum(self.moved)
+
+    @property
+    def skipped(self) -> int:
+        """Updates with nothing left to train."""
+        return len(self.moved) - self.updates
 
 
 class Trainer(Configurable, ABC):
-    """Computes gradients. It does not know the algorithm beyond its loss.
+    """Computes gradients of one model, the policy or a critic. It does not know the algorithm beyond its loss.
+
+    Which of the two its ``TrainerSetup`` says: ``Algorithm.loss`` is the policy's, ``Algorithm.value_loss`` a critic's,
+    whose ``forward`` knows the output ``values`` alone. ``ActorCritic`` makes one trainer of both.
 
     Its ``Config`` may have a method ``unused(outputs)``: one line, which begins with the setting's path, for each
     setting that differs from its default and does nothing where the algorithm asks for these outputs.

@@ -6,11 +6,11 @@ Legend: B rows of a micro-batch, T tokens of a row's window, which begins at its
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from relax_core.interfaces import Algorithm, Batch, Outputs, Row
+from relax_core.interfaces import VALUES, Algorithm, Batch, Loss, Outputs, Row
 from relax_core.testing.algorithm_examples import POLICY
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ SHAPES = {"topk_logprobs": "BTK", "full_logprobs": "BTV"}
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The loss of an update, divided by its units, and its gradient by output: trained rows' windows in a line."""
+    """The loss of an update, divided by its units, and its gradient by output: trained rows' windows in a line.
+
+    With a critic its loss is added, and its metrics stand beside the policy's.
+    """
 
     loss: float
     gradients: Mapping[str, NDArray[np.float32]]
@@ -58,7 +61,7 @@ def evaluate(
             name: _padded(cut, POLICY[name], batch.mask_BT, garbage).requires_grad_()
             for name in sorted(algorithm.outputs)
         }
-        result = algorithm.loss(batch, outputs(leaves))
+        result = _both_losses(algorithm, batch, leaves)
         found: Sequence[torch.Tensor | None] = [None] * len(leaves)
         if result.total.requires_grad:
             found = torch.autograd.grad(result.total, list(leaves.values()), allow_unused=True)
@@ -76,8 +79,18 @@ def evaluate(
     return Update(loss, {name: np.concatenate(parts) for name, parts in gradients.items()}, metrics)
 
 
+def _both_losses(algorithm: Algorithm, batch: Batch, leaves: Mapping[str, torch.Tensor]) -> Loss:
+    """The policy's loss, and a critic's added to it where there are values."""
+    policy = algorithm.loss(batch, outputs({name: leaf for name, leaf in leaves.items() if name not in VALUES}))
+    if "values" not in leaves:
+        return policy
+    critic = algorithm.value_loss(batch, leaves["values"])
+    assert not critic.metrics.keys() & policy.metrics.keys(), "loss and value_loss report a metric of the same name"
+    return replace(policy, total=policy.total + critic.total, metrics={**critic.metrics, **policy.metrics})
+
+
 def outputs(grids: Mapping[str, torch.Tensor]) -> Outputs:
-    """What a trainer gives, from its tensors by name (``logprobs``, ``topk_logprobs``, ...)."""
+    """What the policy's trainer gives, from its tensors by name (``logprobs``, ``topk_logprobs``, ...)."""
     return Outputs(**{f"{name}_{SHAPES.get(name, 'BT')}": grid for name, grid in grids.items()})
 
 

@@ -70,7 +70,7 @@ class Catch(Callback):
 
     def before_optimizer_step(self, run: Run, event: OptimizerEvent) -> None:
         assert self.trainer is not None
-        found = self.trainer.model.named_parameters()
+        found = self.trainer.learner.module.named_parameters()
         self.gradients.append({n: p.grad.clone() for n, p in found if p.grad is not None})
         self.events.append(event)
 

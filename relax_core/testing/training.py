@@ -19,6 +19,7 @@ from relax_core.run import Run
 from relax_core.types import MediaRef
 
 if TYPE_CHECKING:
+    from relax_core.actor_critic import ActorCritic
     from relax_core.torch.trainer import TorchTrainer
 
 
@@ -80,7 +81,7 @@ def tiny_trainer(
 ) -> TorchTrainer:
     """The embedded trainer on the CPU; ``settings`` are fields of its config; the learning rate moves the model.
 
-    ``outputs``: what its algorithm will ask for; with ``values`` it gets a critic.
+    ``outputs``: what its algorithm will ask for; a critic is a trainer of its own (see ``tiny_actor_critic``).
     """
     from relax_core.setup import TrainerSetup
     from relax_core.testing.tiny import tiny_adapter
@@ -90,6 +91,21 @@ def tiny_trainer(
     run = run or tiny_run(sampling=SamplingSection(temperature=temperature))
     config = TrainerConfig(**{"lr": 1e-2, "device": "cpu", **settings})
     return TorchTrainer(config, TrainerSetup(adapter or tiny_adapter(), run, outputs))
+
+
+def tiny_actor_critic(adapter: ModelAdapter | None = None, run: Run | None = None, **settings: Any) -> ActorCritic:
+    """``tiny_trainer`` with a critic, whose learning rate moves it, too."""
+    from relax_core.actor_critic import ActorCritic
+    from relax_core.setup import TrainerSetup
+    from relax_core.testing.tiny import tiny_adapter
+    from relax_core.torch.config import TrainerConfig
+    from relax_core.torch.trainer import TorchTrainer
+
+    adapter, run = adapter or tiny_adapter(), run or tiny_run()
+    config = TrainerConfig(**{"lr": 1e-2, "device": "cpu", "critic": {"lr": 1e-2}, **settings})
+    outputs = frozenset({"logprobs", "values"})
+    policy = TorchTrainer(config, TrainerSetup(adapter, run, outputs))
+    return ActorCritic(policy, TorchTrainer(config, TrainerSetup(adapter, run, outputs, learner="critic")))
 
 
 def train(trainer: Trainer, step: int, cuts: Iterable[Sequence[Row]], algorithm: Algorithm) -> StepResult:

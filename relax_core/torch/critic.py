@@ -8,62 +8,79 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from relax_core.interfaces import Columns, ModelAdapter, Row
+from relax_core.interfaces import VALUES, Batch, Columns, Loss, ModelAdapter, Row
+from relax_core.run import Run
 from relax_core.torch.annotate import Found, in_micro_batches
 from relax_core.torch.batch import on_row
 from relax_core.torch.config import TrainerConfig
-from relax_core.torch.forward import Forward
+from relax_core.torch.forward import Forward, States
 from relax_core.torch.layout import Piece
 from relax_core.torch.learner import Learner
 from relax_core.torch.pieces import Pieces
-from relax_core.torch.ranks import ALONE, Ranks
+from relax_core.torch.ranks import Ranks
+from relax_core.torch.step_state import StepState
 from relax_core.torch.trained import load_divided
+from relax_core.torch.trainee import Made
+from relax_core.types import LearnerName
 
 
 class Critic:
-    """Values of states, as in PPO (arXiv:1707.06347), and the learner that ends in them.
+    """Values of states, as in PPO (arXiv:1707.06347): a ``Trainee`` whose loss sees them (B, T).
 
     The value of a sampled token is read from the final hidden state that predicts it, in float32. The head begins at
-    zero, so that all values do.
+    zero, so that all values do. They are on the window grid, 0 where no token was sampled.
     """
 
-    def __init__(
-        self, config: TrainerConfig, adapter: ModelAdapter, steps: int, budget: int, ranks: Ranks = ALONE
-    ) -> None:
-        model, self.shards = load_divided(config, adapter, ranks, _drop_head)
-        self.compute = Forward(model, adapter, config.layout, 1.0, self.shards)
+    name: ClassVar[LearnerName] = "critic"
+    prefix: ClassVar[str] = "critic_"
+    outputs: ClassVar[frozenset[str]] = VALUES
+
+    def __init__(self, config: TrainerConfig, run: Run, adapter: ModelAdapter, budget: int, ranks: Ranks) -> None:
+        model, shards = load_divided(config, adapter, ranks, _drop_head)
+        self.compute = Forward(model, adapter, config.layout, 1.0, shards)
         self._head = _zero_head(_hidden_size(self.compute), self.compute.device)
         module = torch.nn.ModuleDict({"model": model, "head": self._head})
-        self.learner = Learner(module, config.for_critic(), steps, "trainer.critic", ranks, self.shards)
+        self.learner = Learner(module, config.for_critic(), run.config.steps, "trainer.critic", ranks, shards)
         self.pieces = Pieces(self.compute.kind, budget)
-        self.still = asyncio.Lock()
-        """Held while rows are computed or the weights move: the values of a call are those of one critic."""
 
     @contextmanager
-    def run(self, pieces: Sequence[Piece]) -> Iterator[Tensor]:
-        """Values (B, T) on the window grid, float32, 0 where no token was sampled; with gradient where that is on.
-
-        A backward pass belongs inside the block.
-        """
+    def run(self, pieces: Sequence[Piece], batch: Batch, asked: frozenset[str]) -> Iterator[Made[Tensor]]:
         with self.compute.states(pieces) as states:
-            yield states.on_grid(self._head(states.hidden_MH.float())[:, 0])
+            values_BT = self._values(states)
+            yield Made(values_BT, values_BT, states.layout.tokens)
 
-    async def forward(self, rows: Sequence[Row]) -> list[Columns]:
+    @contextmanager
+    def idle(self) -> Iterator[Tensor]:
+        with self.compute.states([self.compute.least()]) as states:
+            yield self._values(states)
+
+    def _values(self, states: States) -> Tensor:
+        values_BT: Tensor = states.on_grid(self._head(states.hidden_MH.float())[:, 0])
+        return values_BT
+
+    def hooked(self, state: StepState, batch: Batch, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def loss(self, state: StepState, batch: Batch, outputs: Tensor) -> Loss:
+        return state.algorithm.value_loss(batch, outputs)
+
+    def note(self, state: StepState, rows: Sequence[Row], batch: Batch, outputs: Tensor, loss: Loss) -> None:
+        state.tally.add(loss.metrics)
+
+    async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
         """The column ``values`` of each row: float32 (T,), 0 where mask is 0."""
         found: Found = {}
-        async with self.still:
-            for _ in self._found(rows, found):
-                await asyncio.sleep(0)
+        for _ in self._found(rows, found):
+            await asyncio.sleep(0)
         return [found.get(row.id) or _nothing(row) for row in rows]
 
-    def forward_now(self, rows: Sequence[Row]) -> list[Columns]:
-        """``forward`` at once."""
+    def forward_now(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
         found: Found = {}
         for _ in self._found(rows, found):
             pass
@@ -71,8 +88,8 @@ class Critic:
 
     def _found(self, rows: Sequence[Row], found: Found) -> Iterator[None]:
         def values(sampled: Sequence[Row], pieces: Sequence[Piece]) -> dict[str, list[Any]]:
-            with self.run(pieces) as values_BT:
-                windows = zip(values_BT.cpu().numpy(), pieces, strict=True)
+            with self.compute.states(pieces) as states:
+                windows = zip(self._values(states).cpu().numpy(), pieces, strict=True)
                 return {"values": [on_row(window_T, piece) for window_T, piece in windows]}
 
         return in_micro_batches(rows, self.pieces, values, found)

@@ -1,4 +1,4 @@
-"""The stage ``critic``: the values of every state that a group's rows passed through, from the trainer's critic."""
+"""The stage ``critic``: the values of every state that a group's rows passed through, asked of the critic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CriticStage(Stage):
 
     def __init__(self, setup: StageSetup) -> None:
         self.count, self.exact, self.order = setup.count, setup.exact, setup.order
-        assert setup.trainer is not None  # the critic is the trainer's: this stage lives beside it
+        assert setup.trainer is not None  # the stage lives where the trainer can be asked
         self.trainer, self.media = setup.trainer, setup.media
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:

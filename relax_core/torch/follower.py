@@ -43,11 +43,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute outputs of this rank's share of rows; of annotator and critic so many forwards."""
+    """Compute outputs of this rank's share of rows, in so many forwards."""
 
     ticket: Any
     outputs: frozenset[str]
-    forwards: tuple[int, int]
+    forwards: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from relax_core.interfaces import Algorithm, Batch, Loss, Outputs, Row
+from relax_core.interfaces import Algorithm, Row
 from relax_core.torch.tally import Tally
 
 
 @dataclass(slots=True)
 class StepState:
-    """Counts are those of this rank; ``updates``, ``skipped`` and ``nonfinite`` are the same on all."""
+    """Counts are those of this rank; ``moved`` and ``nonfinite`` are the same on all."""
 
     number: int
     algorithm: Algorithm
@@ -28,29 +27,17 @@ class StepState:
     error: Exception | None = None
     """What went wrong on this rank since the last update."""
     open: bool = False
-    seen_updates: int = 0
-    updates: int = 0
-    skipped: int = 0
+    moved: list[bool] = field(default_factory=list)
+    """Of each update that has ended, whether it changed a weight."""
     nonfinite: int = 0
     computed: int = 0
-    moved: bool = False
-    """Whether the policy is no longer that of the step's start."""
     compared: set[str] = field(default_factory=set)
 
     def close(self) -> tuple[float, list[Tensor]]:
         """End the open update; its units and its micro-batches' losses."""
         units, losses = self.units, self.losses
         self.units, self.losses, self.open = 0.0, [], False
-        self.seen_updates += 1
         return units, losses
-
-    def note(self, rows: Sequence[Row], batch: Batch, loss: Loss, outputs: Outputs) -> None:
-        """Tally what a micro-batch's loss tells."""
-        self.tally.add(loss.metrics)
-        self.tally.clipped(rows, batch, loss.clipped_BT)
-        if outputs.entropy_BT is not None and "entropy" not in loss.metrics:
-            count = torch.tensor(sum(int(row.columns["mask"].sum()) for row in rows))
-            self.tally.add({"entropy": (outputs.entropy_BT.detach().sum(), count)})
 
     def first_time(self, rows: Sequence[Row]) -> bool:
         """Whether these rows are trained for the first time in this step (epochs repeat them)."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.errors import RelaxError
 from relax_core.interfaces import Algorithm, Columns, Cut, Row, StepResult
-from relax_core.torch.accumulate import VALUES
 from relax_core.torch.follower import Begin, Compute, Do, End, Follower, Order, Refused, Share
 from relax_core.torch.ranks import CommonError, LostRanksError, portable
 from relax_core.torch.shares import Feed, InlineFeed, shares
@@ -38,7 +37,7 @@ class Team:
         """See ``TorchTrainer.step``."""
         if not self.ranks.first:
             await self._follower.step(step, algorithm)
-            return StepResult({}, 0, 0, ())
+            return StepResult({}, (), ())
         if plan is None:
             raise RelaxError("trainer: rank 0 was given no plan; only other ranks step without one")
         self._tell(Begin(step))
@@ -78,19 +77,16 @@ class Team:
         if not self.ranks.first:
             await self._follower.until("forward")
             return []
-        annotator, critic = self.trainer.annotator, self.trainer.critic
-        pieces = [annotator.pieces, *([critic.pieces] if critic is not None else [])]
+        pieces = self.trainer.trainee.pieces
         try:
-            given = shares(rows, annotator.pieces, self.ranks.size)
-            counts = [max(sum(1 for _ in p.micro_batches(own)) for own in given) for p in pieces]
+            given = shares(rows, pieces, self.ranks.size)
+            forwards = max(sum(1 for _ in pieces.micro_batches(own)) for own in given)
             tickets = self.feed.send(given)
         except Exception as error:
             self._tell(Refused("forward", str(portable(error, 0))))
             raise
         finally:
-            for p in pieces:
-                p.clear()
-        forwards = (counts[0], counts[-1])
+            pieces.clear()
         self._tell(*(Compute(ticket, outputs, forwards) for ticket in tickets))
         with unwrapped():
             found = self._collected(given[0], outputs, forwards)
@@ -169,12 +165,13 @@ class Team:
             yield rows, error
 
     def _collected(
-        self, rows: Sequence[Row], outputs: frozenset[str], forwards: tuple[int, int], error: Exception | None = None
+        self, rows: Sequence[Row], outputs: frozenset[str], forwards: int, error: Exception | None = None
     ) -> list[list[Columns]]:
         """Every rank's columns, on rank 0. Raises CommonError there and where something went wrong."""
         made: list[Columns] = []
         try:
-            made = self._computed([] if error is not None else rows, outputs, forwards)
+            with self.trainer.compute.evenly(forwards):
+                made = self.trainer.trainee.forward_now([] if error is not None else rows, outputs)
         except Exception as failed:
             error = error or failed
         own = None if error is None else portable(error, self.ranks.rank)
@@ -184,26 +181,10 @@ class Team:
             raise CommonError(wrong)
         return [columns for columns, _ in found]
 
-    def _computed(self, rows: Sequence[Row], outputs: frozenset[str], forwards: tuple[int, int]) -> list[Columns]:
-        annotator, critic = self.trainer.annotator, self.trainer.critic
-        wants_values = bool(outputs & VALUES) and critic is not None
-        others = outputs - VALUES
-        made: list[Columns] = [{} for _ in rows]
-        with ExitStack() as stack:  # the last that is entered fills up first
-            if wants_values and critic is not None:
-                stack.enter_context(critic.compute.evenly(forwards[1]))
-            with annotator.compute.evenly(forwards[0] if others else 0):
-                if others:
-                    made = annotator.forward_now(rows, others)
-            if wants_values and critic is not None:
-                values = critic.forward_now(rows)
-                made = [{**columns, **own} for columns, own in zip(made, values, strict=True)]
-        return made
-
     def act(self, order: Do) -> None:
         trainer = self.trainer
         if order.what == "weights":
-            for _ in trainer.policy.weights():
+            for _ in trainer.learner.weights():
                 pass
         elif order.what == "sleep":
             trainer.sleep_here()

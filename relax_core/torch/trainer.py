@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from relax_core.actor_critic import CRITIC
 from relax_core.errors import CheckpointError, ConfigError, RelaxError
-from relax_core.interfaces import Algorithm, Columns, Cut, Row, StepResult, Trainer
+from relax_core.interfaces import VALUES, Algorithm, Columns, Cut, Row, StepResult, Trainer
 from relax_core.setup import TrainerSetup
-from relax_core.torch.accumulate import VALUES, Accumulator
-from relax_core.torch.annotate import PER_LINE, PER_TOKEN, Annotator, check_outputs
+from relax_core.torch.accumulate import Accumulator
+from relax_core.torch.annotate import check_outputs
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.critic import Critic
-from relax_core.torch.learner import Learner
 from relax_core.torch.pieces import Pieces
+from relax_core.torch.policy import Policy
 from relax_core.torch.ranks import ALONE
 from relax_core.torch.step_state import StepState, units_of
 from relax_core.torch.tally import means
 from relax_core.torch.team import Team
-from relax_core.torch.trained import check_frozen, device_of, load_divided
+from relax_core.torch.trained import device_of
+from relax_core.torch.trainee import Trainee
 from relax_core.torch.updates import Updates
 
-OUTPUTS = PER_TOKEN | PER_LINE | VALUES
+OWN = frozenset({"loss", "grad_norm", "lr", "computed_tokens", "nonfinite"})
+"""Metrics that every trainee has."""
 _BUDGETS = {"cpu": 4096}
-_CRITIC = "critic"
 
 
 class TorchTrainer(Trainer):
-    """Trains its own copy of the model; and a critic, where the algorithm asks for values.
+    """Trains its own copy of the model, as the policy, or as the critic of an algorithm that asks for values.
 
     Dropout is off, since engine and trainer must agree on the policy. On a CPU equal cuts give equal bits.
 
@@ -46,26 +48,22 @@ class TorchTrainer(Trainer):
     def __init__(self, config: TrainerConfig, setup: TrainerSetup) -> None:
         super().__init__(config)
         self.adapter, self.run, self.ranks = setup.adapter, setup.run, setup.ranks or ALONE
-        check_outputs(setup.outputs, OUTPUTS, f"algorithm {self.run.config.algorithm.id}")
+        self.outputs = setup.outputs
+        check_outputs(setup.outputs, Policy.outputs | VALUES, f"algorithm {self.run.config.algorithm.id}")
         if problems := [f"trainer.{line}" for line in config.unused(setup.outputs)]:
             raise ConfigError(*problems)
-        self.device, steps = device_of(config), self.run.config.steps
+        self.device = device_of(config)
         if self.device == "cpu" or config.threads:
             torch.set_num_threads(config.threads or 1)
         budget = config.tokens_per_micro_batch or _BUDGETS.get(self.device, 16384)
-        self.model, shards = load_divided(config, self.adapter, self.ranks)
-        check_frozen(config, self.model)
-        self.policy = Learner(self.model, config, steps, "trainer", self.ranks, shards)
-        temperature = self.run.config.sampling.temperature
-        self.annotator = Annotator(self.model, self.adapter, config.layout, temperature, budget, shards)
-        self.compute = self.annotator.compute
-        wanted = setup.outputs & VALUES
-        self.critic = Critic(config, self.adapter, steps, budget, self.ranks) if wanted else None
-        self._learners = {"": self.policy} | ({} if self.critic is None else {"critic_": self.critic.learner})
-        """By the beginning of their metrics' names."""
+        build = Critic if setup.learner == "critic" else Policy
+        self.trainee: Trainee[Any] = build(config, self.run, self.adapter, budget, self.ranks)
+        self.learner, self.compute = self.trainee.learner, self.trainee.compute
         self._pieces = Pieces(self.compute.kind, budget)
-        self.accumulator = Accumulator(self.run, self.compute, self.critic, self._pieces)
-        self.updates = Updates(self.run, self._learners, self.ranks)
+        self.accumulator = Accumulator(self.run, self.trainee, self._pieces)
+        self.updates = Updates(self.run, self.trainee.name, self.learner, self.ranks)
+        self.still = asyncio.Lock()
+        """Held while rows are computed or the weights move: what a call gives is of one version."""
         self.team = Team(self)
         """The other ranks, as this one sees them."""
         self.asleep = False
@@ -82,26 +80,21 @@ class TorchTrainer(Trainer):
         return self._pieces.cost(rows)
 
     async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
-        """``values`` of the critic, and what ``Annotator.forward`` gives. Nothing on other ranks than rank 0."""
+        """See ``Trainer.forward``. Nothing on other ranks than rank 0."""
         self._check(outputs, "forward")
         self._check_awake()
         if not self.ranks.alone:
             return await self.team.forward(rows, outputs)
-        made: list[Columns] = [{} for _ in rows]
-        if others := outputs - VALUES:
-            made = await self.annotator.forward(rows, others)
-        if outputs & VALUES and self.critic is not None:
-            values = await self.critic.forward(rows)
-            made = [{**columns, **own} for columns, own in zip(made, values, strict=True)]
-        return made
+        async with self.still:
+            return await self.trainee.forward(rows, outputs)
 
     def _check(self, outputs: frozenset[str], who: str) -> None:
-        check_outputs(outputs, OUTPUTS, who)
-        if outputs & VALUES and self.critic is None:
+        if outputs & VALUES and not self.outputs & VALUES:
             raise ConfigError(
                 f"{who}: asks for the output 'values', but this trainer was built without a critic, for an algorithm "
                 "whose outputs do not name them; name them there"
             )
+        check_outputs(outputs, self.trainee.outputs, who)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -109,12 +102,12 @@ class TorchTrainer(Trainer):
         """See ``Trainer.step``; steps count from 0. Yields to the event loop after every micro-batch.
 
         An update is skipped, with weights and optimizer as they were, when nothing of it is trained, or when its
-        gradient is exactly zero or not finite. Policy and critic are skipped each for itself: an update counts when one
-        of them moved. Raises RelaxError after ``max_nonfinite`` gradients of one that are not finite in a row.
+        gradient is exactly zero or not finite. Raises RelaxError after ``max_nonfinite`` in a row that are not finite.
 
         Other ranks than rank 0 have no plan, and an empty result. An error of one rank is raised on all of them.
         """
-        self._check(algorithm.outputs, f"algorithm {type(algorithm).__name__}")
+        asked = algorithm.outputs & VALUES if self.trainee.name == "critic" else algorithm.outputs - VALUES
+        self._check(asked, f"algorithm {type(algorithm).__name__}")
         self._check_awake()
         if plan is None or not self.ranks.alone:
             return await self.team.step(step, plan, algorithm)
@@ -125,7 +118,7 @@ class TorchTrainer(Trainer):
             state.units += units_of(cut.rows)
             self.accumulator.add(state, cut.rows)
             if cut.last:
-                async with self.critic.still if self.critic is not None else nullcontext():
+                async with self.still:
                     self.updates.end(state)
             await asyncio.sleep(0)
         if state.open:
@@ -134,8 +127,7 @@ class TorchTrainer(Trainer):
 
     def begin_state(self, step: int, algorithm: Algorithm) -> StepState:
         """Of a new step; what is left of an earlier one is forgotten."""
-        for learner in self._learners.values():
-            learner.optimizer.clear()
+        self.learner.optimizer.clear()
         self._pieces.clear()
         return StepState(step, algorithm)
 
@@ -143,11 +135,12 @@ class TorchTrainer(Trainer):
         """Of a step that has ended. Collective."""
         parts = self.ranks.collect((state.tally.sums(), state.computed))
         metrics = means([sums for sums, _ in parts]) | {
-            **{f"{name}lr": learner.learning_rate(state.number) for name, learner in self._learners.items()},
+            "lr": self.learner.learning_rate(state.number),
             "computed_tokens": sum(computed for _, computed in parts),
             "nonfinite": state.nonfinite,
         }
-        return StepResult(metrics, state.updates, state.skipped, state.cuts)
+        named = {f"{self.trainee.prefix}{name}" if name in OWN else name: value for name, value in metrics.items()}
+        return StepResult(named, tuple(state.moved), state.cuts)
 
     async def follow(self, algorithm: Algorithm) -> None:
         """On another rank than rank 0: do what rank 0 does, until it calls ``release``.
@@ -164,12 +157,12 @@ class TorchTrainer(Trainer):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Also on other ranks where the parameters are divided: all must be taken then, on every rank."""
-        if self.policy.shards is not None:
+        if self.learner.shards is not None:
             self.team.announce("weights")
-        yield from self.policy.weights()
+        yield from self.learner.weights()
 
     def frozen_names(self) -> frozenset[str]:
-        return self.policy.frozen_names()
+        return self.learner.frozen_names()
 
     def save(self, folder: Path) -> None:
         """The same files for any number of ranks and any sharding."""
@@ -180,23 +173,25 @@ class TorchTrainer(Trainer):
 
     def save_here(self, folder: Path) -> None:
         """``save`` on this rank. Collective."""
-        self.policy.save(folder)
-        if self.critic is not None:
-            self.critic.learner.save(folder / _CRITIC)
+        self.learner.save(folder)
 
     def load_here(self, folder: Path) -> None:
         """``load`` on this rank. Collective."""
-        found = self.ranks.broadcast((folder / _CRITIC).is_dir() if self.ranks.first else None)
-        if found != (self.critic is not None):
+        if self.trainee.name == "policy":
+            self._check_critic(folder)
+        self.learner.load(folder)
+
+    def _check_critic(self, folder: Path) -> None:
+        """Raise CheckpointError where one is in the checkpoint and none in the run, or the other way round."""
+        found, needed = (folder / CRITIC).is_dir(), bool(self.outputs & VALUES)
+        error: CheckpointError | None = None
+        if self.ranks.first and found != needed:
             has, needs = ("a", "needs none") if found else ("no", "needs one")
             error = CheckpointError(
                 f"trainer: {folder} has {has} critic, and this run's algorithm {needs}: it is of a run with another "
                 "algorithm; go on with that one, or begin a new run"
             )
-            self.ranks.agree(error, failed=True)
-        self.policy.load(folder)
-        if self.critic is not None:
-            self.critic.learner.load(folder / _CRITIC)
+        self.ranks.agree(error)
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -226,16 +221,14 @@ class TorchTrainer(Trainer):
     def _move(self, device: str) -> None:
         if self.device == "cpu":
             return
-        for learner in self._learners.values():
-            learner.move(device)
+        self.learner.move(device)
         torch.cuda.empty_cache()
 
     def memory(self) -> dict[str, int]:
-        """Bytes on this rank's device: ``weights``, ``masters``, ``gradients``, ``optimizer``, critic included."""
+        """Bytes on this rank's device: ``weights``, ``masters``, ``gradients``, ``optimizer``."""
         found = dict.fromkeys(("weights", "masters", "gradients", "optimizer"), 0)
-        for learner in self._learners.values():
-            for kind, tensor in learner.tensors():
-                found[kind] += tensor.nbytes if tensor.device.type == self.device else 0
+        for kind, tensor in self.learner.tensors():
+            found[kind] += tensor.nbytes if tensor.device.type == self.device else 0
         return found
 
     def _check_awake(self) -> None:

@@ -49,6 +49,16 @@ def test_steps_that_look_at_all_groups_first_take_turns_too(tmp_path: Path, chan
     assert metrics(train(run_file(tmp_path / "shared", runtime=SHARED, **changes))) == resident
 
 
+@pytest.mark.parametrize("settings", [{}, {"whiten": False}, {"kl": {"coefficient": 0.1}}], ids=str)
+def test_a_critic_takes_its_turn_with_the_trainer(tmp_path: Path, turns: list[str], settings: dict[str, Any]) -> None:
+    """Its values are made when all plays are there; they are those that a stage would have made."""
+    changes = {"algorithm": {"id": "ppo", **settings}, "evaluation": [], "steps": 3}
+    resident = metrics(train(run_file(tmp_path / "resident", **changes)))
+    assert not turns
+    assert metrics(train(run_file(tmp_path / "shared", runtime=SHARED, **changes))) == resident
+    assert turns.count("trainer wakes") == 2 * turns.count("engine sleeps") == 6  # policy and critic are two
+
+
 def test_what_sleep_interrupts_is_sampled_on(tmp_path: Path) -> None:
     """At max_staleness 2 plays of later steps are under way when the trainer takes the device."""
     found = summary(train(run_file(tmp_path, steps=12, runtime=SHARED, max_staleness=2, evaluation=[])))

@@ -114,6 +114,12 @@ def test_killed_and_started_again(reference: Reference, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_policy_and_critic_train_in_a_thread_beside_the_engines_process(reference: Reference, tmp_path: Path) -> None:
+    runtime = {"id": "local", "overlap": "process"}
+    assert metrics(train(run_file(tmp_path, runtime=runtime, **RUN))) == reference.lines
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("step", [WARMUP - 1, WARMUP, STEPS - 1])
 def test_a_step_comes_out_again(reference: Reference, step: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Within the warm-up, the first after it, and the last one, from the checkpoint before it."""

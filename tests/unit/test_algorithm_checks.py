@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from relax_algorithms import ops
 from relax_algorithms.grpo import Grpo
@@ -160,12 +161,9 @@ class Critic(Plain):
         values = {row.id: row.columns["values"] for group in groups for m in group.members for row in m.rows}
         return {row: {**columns, "returns": columns["advantages"] + values[row]} for row, columns in made.items()}
 
-    def loss(self, batch: Batch, outputs: Outputs) -> Loss:
-        assert outputs.values_BT is not None
-        mask_BT = ops.trained(batch)
-        error_BT = ops.masked(outputs.values_BT - batch.columns["returns"], mask_BT).square()
-        policy = super().loss(batch, outputs)
-        return Loss(policy.total + ops.aggregate(error_BT, batch), policy.metrics)
+    def value_loss(self, batch: Batch, values_BT: Tensor) -> Loss:
+        error_BT = ops.masked(values_BT - batch.columns["returns"], ops.trained(batch)).square()
+        return Loss(ops.aggregate(error_BT, batch), {})
 
 
 class MakesWhatItDoesNotSay(Critic):

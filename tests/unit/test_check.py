@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from relax_core.bad_rows import sample_problem
-from relax_core.check import package_problems, static_check, static_problems
+from relax_core.check import package_problems, static_problems
 from relax_core.check_data import HEAD, RANDOM, sampled
 from relax_core.check_deep import deep_problems, difference, encoding_problems, placeholder_problems
 from relax_core.config import yaml
@@ -451,9 +451,3 @@ def test_when_a_sample_tells_of_too_many_bad_rows(bad: range, size: int, fractio
     places = sampled(size, 0)
     found = sample_problem(set(bad) & set(places), places, size, HEAD, fraction)
     assert found is None if problem is None else found is not None and problem in found
-
-
-def test_a_critic_cannot_sleep_while_engines_sample() -> None:
-    changes = {"algorithm": {"id": "ppo"}, "runtime": {"id": "local", "placement": "colocate"}}
-    problems = static_check(*resolve(data(**changes))).problems
-    assert [p.split(",")[0] for p in problems] == ["runtime.placement: colocate"] and "critic" in problems[0]

@@ -76,7 +76,7 @@ def test_a_trainer_keeps_what_is_estimated(tmp_path: Path, dtype: str, frozen: t
     config = run.stack.config("trainers", run.config.trainer, "trainer")
     assert isinstance(config, TrainerConfig)
     built = TorchTrainer(config, TrainerSetup(adapter, run))
-    learner = built.policy
+    learner = built.learner
     for parameter in learner.optimizer._masters.values():
         parameter.grad = torch.zeros_like(parameter)
     learner.optimizer._adamw.step()
@@ -114,6 +114,20 @@ def test_the_deep_check_reports_it(tmp_path: Path) -> None:
     assert "each rank of the trainer keeps" in rank and "AdamW" in rank
     assert published.endswith("of main memory for each published version")
     assert left_out.startswith("memory: not included: activations, the engine's cache")
+
+
+def test_a_critic_of_its_own_has_its_own_line(tmp_path: Path) -> None:
+    """As much as the policy, whose ranks keep it too where it has no processes."""
+
+    def told(runtime: dict[str, Any]) -> list[str]:
+        said: list[str] = []
+        run = run_of(tmp_path, plugins=["ray"], algorithm={"id": "ppo"}, runtime=runtime)
+        assert list(memory_problems(run, build_adapter(run)[0], said.append)) == []
+        return [line for line in said if "rank of" in line]
+
+    ((both,), (policy, critic)) = told({"id": "local"}), told({"id": "ray", "roles": {"critic": {"ranks": 2}}})
+    assert policy.replace("trainer", "critic") == critic
+    assert both != policy and both.startswith("memory: each rank of the trainer keeps")
 
 
 @pytest.mark.parametrize(("room", "wrong"), [(10**12, False), (1_000_000, True)])

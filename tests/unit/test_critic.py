@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from relax_core.actor_critic import ActorCritic
 from relax_core.errors import CheckpointError, ConfigError, RelaxError
 from relax_core.hookspecs import Callback, OptimizerEvent
-from relax_core.interfaces import Algorithm, Batch, Columns, Cut, Loss, ModelAdapter, Outputs, Row, ScoredGroup
+from relax_core.interfaces import Algorithm, Batch, Columns, Cut, Loss, ModelAdapter, Outputs, Row, ScoredGroup, Trainer
 from relax_core.run import Run
 from relax_core.setup import TrainerSetup
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
-from relax_core.testing.training import forward, row, tiny_run, tiny_trainer, train, train_cuts
+from relax_core.testing.training import forward, row, tiny_actor_critic, tiny_run, tiny_trainer, train, train_cuts
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.critic_stage import CriticStage
 from relax_core.torch.layout import Kind
@@ -29,7 +30,7 @@ KINDS: tuple[Kind, ...] = ("shared", "packed", "padded")
 VALUES = frozenset({"logprobs", "values"})
 
 
-class ActorCritic(Algorithm):
+class Both(Algorithm):
     """-A log pi for the policy and (V - target)^2 / 2 for the critic, as sums; each can be left out."""
 
     outputs = VALUES
@@ -41,22 +42,23 @@ class ActorCritic(Algorithm):
         raise NotImplementedError
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
-        assert outputs.values_BT is not None
-        assert not outputs.values_BT[~batch.mask_BT].any()
         total = torch.zeros(())
         if self.policy is not None:
             total = total - self.policy * (batch.advantages_BT * outputs.logprobs_BT)[batch.mask_BT].sum()
+        return Loss(total, {})
+
+    def value_loss(self, batch: Batch, values_BT: torch.Tensor) -> Loss:
+        assert not values_BT[~batch.mask_BT].any()
+        total = torch.zeros(())
         if self.target is not None:
-            total = total + (outputs.values_BT - self.target)[batch.mask_BT].square().sum() / 2
+            total = total + (values_BT - self.target)[batch.mask_BT].square().sum() / 2
         return Loss(total, {})
 
 
 def with_critic(
     adapter: ModelAdapter | None = None, critic: Mapping[str, Any] | None = None, **settings: Any
-) -> TorchTrainer:
-    own: dict[str, Any] = {"lr": 1e-2, "clip": None, **(critic or {})}
-    config = TrainerConfig(**{"lr": 1e-2, "device": "cpu", "critic": own, **settings})
-    return TorchTrainer(config, TrainerSetup(adapter or tiny_adapter(), tiny_run(), VALUES))
+) -> ActorCritic:
+    return tiny_actor_critic(adapter, critic={"lr": 1e-2, "clip": None, **(critic or {})}, **settings)
 
 
 def test_settings_of_a_critic_need_an_algorithm_with_one() -> None:
@@ -64,7 +66,7 @@ def test_settings_of_a_critic_need_an_algorithm_with_one() -> None:
     with pytest.raises(ConfigError, match=r"^trainer\.critic: lr differs from the default, .*such as ppo$"):
         TorchTrainer(settings, TrainerSetup(tiny_adapter(), tiny_run()))
     written = TrainerConfig.model_validate(TrainerConfig(device="cpu").model_dump())  # as a resolved run file does
-    assert TorchTrainer(written, TrainerSetup(tiny_adapter(), tiny_run())).critic is None
+    TorchTrainer(written, TrainerSetup(tiny_adapter(), tiny_run()))
 
 
 class Before(Callback):
@@ -77,8 +79,8 @@ class Before(Callback):
         self.act(event)
 
 
-def before_updates(trainer: TorchTrainer, act: Callable[[OptimizerEvent], object]) -> None:
-    trainer.run.stack.add_callback(Before(act), "before")
+def before_updates(trainer: ActorCritic, act: Callable[[OptimizerEvent], object]) -> None:
+    part_of(trainer.policy).run.stack.add_callback(Before(act), "before")
 
 
 def gradients(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -106,12 +108,20 @@ def same(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> bool:
     return all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
-def critic_of(trainer: TorchTrainer) -> torch.nn.ModuleDict:
-    assert trainer.critic is not None
-    return cast(torch.nn.ModuleDict, trainer.critic.learner.module)
+def part_of(trainer: Trainer) -> TorchTrainer:
+    assert isinstance(trainer, TorchTrainer)
+    return trainer
 
 
-def head_of(trainer: TorchTrainer) -> torch.nn.Parameter:
+def policy_of(trainer: ActorCritic) -> torch.nn.Module:
+    return part_of(trainer.policy).learner.module
+
+
+def critic_of(trainer: ActorCritic) -> torch.nn.ModuleDict:
+    return cast(torch.nn.ModuleDict, part_of(trainer.critic).learner.module)
+
+
+def head_of(trainer: ActorCritic) -> torch.nn.Parameter:
     return cast(torch.nn.Parameter, critic_of(trainer)["head"].weight)
 
 
@@ -158,7 +168,7 @@ def test_the_first_gradient_by_hand() -> None:
     rows = [row("g/0", [5, 6], [7, 8, 10], mask=[1, 0, 1]), row("g/1", [4], [9])]
     embedding = critic_of(trainer)["model"]
     before = weights_of(embedding)
-    metrics = train(trainer, 0, [rows], ActorCritic(policy=None)).metrics
+    metrics = train(trainer, 0, [rows], Both(policy=None)).metrics
     assert metrics["critic_grad_norm"] == pytest.approx(math.sqrt(37))
     assert metrics["loss"] == pytest.approx(0.5)
     assert head_of(trainer).tolist()[0] == pytest.approx([0.01, 0.01])  # AdamW's first step is the rate
@@ -188,15 +198,14 @@ def test_a_row_without_sampled_tokens_has_the_value_zero() -> None:
 
 def test_the_loss_sees_the_very_values_of_the_column() -> None:
     trainer = with_critic()
-    train(trainer, 0, [some_rows()], ActorCritic())
+    train(trainer, 0, [some_rows()], Both())
     column = np.concatenate([c["values"][c["values"] != 0] for c in forward(trainer, some_rows(), "values")])
     seen: list[torch.Tensor] = []
 
-    class Seeing(ActorCritic):
-        def loss(self, batch: Batch, outputs: Outputs) -> Loss:
-            assert outputs.values_BT is not None
-            seen.append(outputs.values_BT[batch.mask_BT].detach())
-            return super().loss(batch, outputs)
+    class Seeing(Both):
+        def value_loss(self, batch: Batch, values_BT: torch.Tensor) -> Loss:
+            seen.append(values_BT[batch.mask_BT].detach())
+            return super().value_loss(batch, values_BT)
 
     train(trainer, 1, [some_rows()], Seeing())
     assert len(column) == 10
@@ -208,23 +217,24 @@ def test_the_loss_sees_the_very_values_of_the_column() -> None:
 
 def test_while_only_values_are_trained_the_policy_keeps_every_bit() -> None:
     trainer = with_critic(weight_decay=0.1)
-    train(trainer, 0, [some_rows()], ActorCritic(target=None))  # the optimizer has a state to spoil
-    seen: list[tuple[float, int]] = []
-    before_updates(trainer, lambda event: seen.append((event.grad_norm, len(gradients(trainer.model)))))
-    policy, state = weights_of(trainer.model), state_of(trainer.policy.optimizer)
+    train(trainer, 0, [some_rows()], Both(target=None))  # the optimizer has a state to spoil
+    seen: list[tuple[str, int]] = []
+    before_updates(trainer, lambda event: seen.append((event.learner, len(gradients(policy_of(trainer))))))
+    optimizer = part_of(trainer.policy).learner.optimizer
+    policy, state = weights_of(policy_of(trainer)), state_of(optimizer)
     critic = weights_of(critic_of(trainer))
     for policy_factor in (None, 0.0):  # absent, and exactly zero
         seen.clear()
-        result = train(trainer, 1, [some_rows()[:2], some_rows()[2:]], ActorCritic(policy=policy_factor))
+        result = train(trainer, 1, [some_rows()[:2], some_rows()[2:]], Both(policy=policy_factor))
         assert (result.updates, result.skipped) == (1, 0)
         assert result.metrics["grad_norm"] == 0 < result.metrics["critic_grad_norm"]
-        assert seen == [(0, 0)]
-    assert same(trainer.model, policy)
-    assert all(torch.equal(a, b) for a, b in zip(state, state_of(trainer.policy.optimizer), strict=True))
+        assert seen == [("critic", 0)]
+    assert same(policy_of(trainer), policy)
+    assert all(torch.equal(a, b) for a, b in zip(state, state_of(optimizer), strict=True))
     moved = [name for name, tensor in critic_of(trainer).state_dict().items() if not torch.equal(tensor, critic[name])]
     assert moved == list(critic)
-    assert train(trainer, 2, [some_rows()], ActorCritic()).metrics["grad_norm"] > 0
-    assert not same(trainer.model, policy)
+    assert train(trainer, 2, [some_rows()], Both()).metrics["grad_norm"] > 0
+    assert not same(policy_of(trainer), policy)
 
 
 @pytest.mark.parametrize("target", [None, 0.0])
@@ -232,13 +242,13 @@ def test_while_only_the_policy_is_trained_the_critic_keeps_every_bit(target: flo
     """Without a value loss; and where it is exactly zero, since values begin there."""
     trainer = with_critic(weight_decay=0.1)
     before = weights_of(critic_of(trainer))
-    result = train(trainer, 0, [some_rows()], ActorCritic(target=target))
+    result = train(trainer, 0, [some_rows()], Both(target=target))
     assert (result.updates, result.skipped, result.metrics["critic_grad_norm"]) == (1, 0, 0)
     assert same(critic_of(trainer), before)
 
 
 def test_neither_moves_without_anything_to_learn() -> None:
-    result = train(with_critic(), 0, [some_rows()], ActorCritic(policy=None, target=0.0))
+    result = train(with_critic(), 0, [some_rows()], Both(policy=None, target=0.0))
     assert (result.updates, result.skipped) == (0, 1)
 
 
@@ -249,7 +259,7 @@ def test_a_critic_changes_nothing_of_how_the_policy_learns() -> None:
     both = with_critic(clip=0.1)
     assert torch.equal(torch.get_rng_state(), state)
 
-    class Alone(ActorCritic):
+    class Alone(Both):
         outputs = frozenset({"logprobs"})
 
         def loss(self, batch: Batch, outputs: Outputs) -> Loss:
@@ -257,13 +267,13 @@ def test_a_critic_changes_nothing_of_how_the_policy_learns() -> None:
 
     alone = tiny_trainer(clip=0.1)
     for step in range(2):
-        with_metrics = train(both, step, [some_rows()], ActorCritic()).metrics
+        with_metrics = train(both, step, [some_rows()], Both()).metrics
         without = train(alone, step, [some_rows()], Alone()).metrics
         assert with_metrics["grad_norm"] == without["grad_norm"]
         assert with_metrics["computed_tokens"] == without["computed_tokens"]
         assert not [name for name in without if name.startswith("critic")]
     assert [name for name, _ in both.weights()] == [name for name, _ in alone.weights()]
-    assert same(both.model, weights_of(alone.model))
+    assert same(policy_of(both), weights_of(alone.learner.module))
 
 
 def critic_gradient(kind: Kind, size: int) -> list[torch.Tensor]:
@@ -272,8 +282,8 @@ def critic_gradient(kind: Kind, size: int) -> list[torch.Tensor]:
     with torch.no_grad():
         head_of(trainer).copy_(torch.linspace(-1, 1, 32)[None])
     found: list[torch.Tensor] = []
-    before_updates(trainer, lambda event: found.extend(gradients(critic_of(trainer))))
-    train(trainer, 0, [rows[i : i + size] for i in range(0, 4, size)], ActorCritic())
+    before_updates(trainer, lambda event: found.extend(gradients(critic_of(trainer)) * (event.learner == "critic")))
+    train(trainer, 0, [rows[i : i + size] for i in range(0, 4, size)], Both())
     return found
 
 
@@ -289,7 +299,7 @@ def test_the_critics_gradient_does_not_depend_on_cut_or_layout() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_values_learn_their_target(checkpointing: bool) -> None:
     trainer = with_critic(gradient_checkpointing=checkpointing)
-    losses = [train(trainer, step, [some_rows()], ActorCritic(policy=None)).metrics["loss"] for step in range(15)]
+    losses = [train(trainer, step, [some_rows()], Both(policy=None)).metrics["loss"] for step in range(15)]
     assert losses[0] == pytest.approx(0.5)
     assert losses[-1] < 0.05
 
@@ -300,7 +310,7 @@ def test_values_learn_their_target(checkpointing: bool) -> None:
 def test_the_critic_has_a_rate_and_a_warm_up_of_its_own() -> None:
     trainer = with_critic(ones(), critic={"lr": 0.2, "warmup_steps": 4}, schedule="constant")
     rows = [row("g/0", [5, 6], [7, 8])]
-    metrics = train(trainer, 1, [rows], ActorCritic()).metrics
+    metrics = train(trainer, 1, [rows], Both()).metrics
     assert metrics["lr"] == 0.01
     assert metrics["critic_lr"] == pytest.approx(0.1)
     assert head_of(trainer).tolist()[0] == pytest.approx([0.1, 0.1])
@@ -308,16 +318,18 @@ def test_the_critic_has_a_rate_and_a_warm_up_of_its_own() -> None:
 
 def test_policy_and_critic_are_clipped_each_for_itself() -> None:
     trainer = with_critic(ones(), critic={"lr": 0.2, "clip": 0.5}, clip=None)
-    norms: list[tuple[float, float]] = []
+    norms: dict[str, float] = {}
 
-    def norm(module: torch.nn.Module) -> float:
-        return math.sqrt(sum(float(g.square().sum()) for g in gradients(module)))
+    def note(event: OptimizerEvent) -> None:
+        module = {"policy": policy_of, "critic": critic_of}[event.learner](trainer)
+        norms[event.learner] = math.sqrt(sum(float(g.square().sum()) for g in gradients(module)))
 
-    before_updates(trainer, lambda event: norms.append((norm(trainer.model), norm(critic_of(trainer)))))
-    metrics = train(trainer, 0, [[row("g/0", [5, 6], [7, 8])]], ActorCritic()).metrics
-    ((policy, critic),) = norms
-    assert policy == pytest.approx(metrics["grad_norm"])
-    assert critic == pytest.approx(0.5, abs=1e-4)
+    before_updates(trainer, note)
+    metrics = train(trainer, 0, [[row("g/0", [5, 6], [7, 8])]], Both()).metrics
+    assert norms == {
+        "policy": pytest.approx(metrics["grad_norm"]),
+        "critic": pytest.approx(0.5, abs=1e-4),
+    }
     assert metrics["critic_grad_norm"] == pytest.approx(math.hypot(6.5, 1))  # before clipping; states (6, 1), (7, 1)
 
 
@@ -338,7 +350,7 @@ def test_its_projection_to_the_vocabulary_is_dropped() -> None:
     trainer = with_critic(Untied(plain.config, plain.media))
     assert "lm_head.weight" in dict(trainer.weights())
     assert not [name for name in critic_of(trainer).state_dict() if "lm_head" in name]
-    assert train(trainer, 0, [some_rows()], ActorCritic()).updates == 1
+    assert train(trainer, 0, [some_rows()], Both()).updates == 1
 
 
 # --- what is not finite -----------------------------------------------------------------------------------------------
@@ -346,24 +358,25 @@ def test_its_projection_to_the_vocabulary_is_dropped() -> None:
 
 def test_a_critics_gradient_that_is_not_finite_leaves_it_alone_and_then_ends_the_run() -> None:
     trainer = with_critic(max_nonfinite=2)
-    critic, policy = weights_of(critic_of(trainer)), weights_of(trainer.model)
-    result = train(trainer, 0, [some_rows()], ActorCritic(target=math.inf))
-    assert (result.updates, result.skipped, result.metrics["nonfinite"]) == (1, 0, 1)
-    assert same(critic_of(trainer), critic) and not same(trainer.model, policy)
-    assert train(trainer, 1, [some_rows()], ActorCritic()).metrics["nonfinite"] == 0  # the count starts again
-    train(trainer, 2, [some_rows()], ActorCritic(target=math.inf))
+    critic, policy = weights_of(critic_of(trainer)), weights_of(policy_of(trainer))
+    result = train(trainer, 0, [some_rows()], Both(target=math.inf))
+    assert (result.updates, result.skipped, result.metrics["critic_nonfinite"]) == (1, 0, 1)
+    assert result.metrics["nonfinite"] == 0 and "loss" not in result.metrics
+    assert same(critic_of(trainer), critic) and not same(policy_of(trainer), policy)
+    assert train(trainer, 1, [some_rows()], Both()).metrics["critic_nonfinite"] == 0  # the count starts again
+    train(trainer, 2, [some_rows()], Both(target=math.inf))
     with pytest.raises(RelaxError, match=r"of 2 updates in a row was .* \(step 3\).*lower trainer\.critic\.lr"):
-        train(trainer, 3, [some_rows()], ActorCritic(target=math.inf))
+        train(trainer, 3, [some_rows()], Both(target=math.inf))
 
 
 def test_a_policys_gradient_that_is_not_finite_leaves_the_critic_learning() -> None:
     trainer = with_critic(max_nonfinite=2)
-    policy, critic = weights_of(trainer.model), weights_of(critic_of(trainer))
-    result = train(trainer, 0, [some_rows()], ActorCritic(policy=math.nan))
+    policy, critic = weights_of(policy_of(trainer)), weights_of(critic_of(trainer))
+    result = train(trainer, 0, [some_rows()], Both(policy=math.nan))
     assert (result.updates, result.skipped, result.metrics["nonfinite"]) == (1, 0, 1)
-    assert same(trainer.model, policy) and not same(critic_of(trainer), critic)
+    assert same(policy_of(trainer), policy) and not same(critic_of(trainer), critic)
     with pytest.raises(RelaxError, match=r"lower trainer\.lr"):
-        train(trainer, 1, [some_rows()], ActorCritic(policy=math.nan))
+        train(trainer, 1, [some_rows()], Both(policy=math.nan))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -374,18 +387,17 @@ def test_a_saved_critic_continues_bit_for_bit(dtype: str, tmp_path: Path) -> Non
     settings: dict[str, Any] = {"dtype": dtype, "schedule": "cosine", "weight_decay": 0.01}
     through = with_critic(**settings)
     for step in range(4):
-        expected = train(through, step, [some_rows()[:2], some_rows()[2:]], ActorCritic())
+        expected = train(through, step, [some_rows()[:2], some_rows()[2:]], Both())
         if step == 1:
             through.save(tmp_path)
     resumed = with_critic(**settings)
     resumed.load(tmp_path)
     for step in (2, 3):
-        result = train(resumed, step, [some_rows()[:2], some_rows()[2:]], ActorCritic())
+        result = train(resumed, step, [some_rows()[:2], some_rows()[2:]], Both())
     assert result.metrics == expected.metrics
-    assert same(resumed.model, weights_of(through.model))
+    assert same(policy_of(resumed), weights_of(policy_of(through)))
     assert same(critic_of(resumed), weights_of(critic_of(through)))
-    assert through.critic is not None and resumed.critic is not None
-    found, kept = (t.critic.learner.optimizer.masters() for t in (resumed, through) if t.critic is not None)
+    found, kept = (part_of(t.critic).learner.optimizer.masters() for t in (resumed, through))
     assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
     values = [forward(t, some_rows(), "values") for t in (through, resumed)]
     assert all(np.array_equal(a["values"], b["values"]) for a, b in zip(*values, strict=True))
@@ -409,7 +421,7 @@ def test_a_checkpoint_of_a_run_with_another_algorithm_is_refused(tmp_path: Path)
 # --- the stage --------------------------------------------------------------------------------------------------------
 
 
-def stage_of(trainer: TorchTrainer) -> tuple[CriticStage, list[tuple[str, list[str]]]]:
+def stage_of(trainer: Trainer) -> tuple[CriticStage, list[tuple[str, list[str]]]]:
     """The stage, and what it asked the media store for."""
     asked: list[tuple[str, list[str]]] = []
     media = SimpleNamespace(
@@ -421,7 +433,7 @@ def stage_of(trainer: TorchTrainer) -> tuple[CriticStage, list[tuple[str, list[s
 
 def test_the_stage_makes_values_of_scored_groups() -> None:
     trainer = with_critic()
-    train(trainer, 0, [some_rows()], ActorCritic())
+    train(trainer, 0, [some_rows()], Both())
     stage, asked = stage_of(trainer)
     assert (stage.name, stage.by, stage.count) == ("critic", "group", 1)
     assert stage.needs == {"tokens", "mask", "positions", "media", "reward"}
@@ -438,7 +450,7 @@ def test_the_stage_makes_values_of_scored_groups() -> None:
 def test_the_stage_is_built_for_the_column() -> None:
     from relax_core.config.columns import planned_stages
 
-    class Needy(ActorCritic):
+    class Needy(Both):
         needs = frozenset({"values"})
 
     run = tiny_run()
@@ -451,7 +463,7 @@ def test_the_values_of_a_group_are_those_of_one_critic() -> None:
     """A group of several micro-batches is computed while an update waits to move the critic."""
     trainer = with_critic(tokens_per_micro_batch=8)
     rows = [row(f"g/{i}", [5, 6, 7], [8 + i, 9, 1]) for i in range(6)]
-    train(trainer, 0, [some_rows()], ActorCritic())
+    train(trainer, 0, [some_rows()], Both())
     before = forward(trainer, rows, "values")
 
     async def plan() -> AsyncIterator[Cut]:
@@ -460,7 +472,7 @@ def test_the_values_of_a_group_are_those_of_one_critic() -> None:
 
     async def both() -> list[Columns]:
         made, result = await asyncio.gather(
-            trainer.forward(rows, frozenset({"values"})), trainer.step(1, plan(), ActorCritic())
+            trainer.forward(rows, frozenset({"values"})), trainer.step(1, plan(), Both())
         )
         assert result.updates == 1
         return made
@@ -475,5 +487,5 @@ def test_several_updates_move_the_critic_several_times() -> None:
         return (Cut([r], True) for r in some_rows())
 
     trainer = with_critic(ones(), critic={"lr": 0.01})
-    result = train_cuts(trainer, 0, cuts(), ActorCritic(policy=None))
+    result = train_cuts(trainer, 0, cuts(), Both(policy=None))
     assert (result.updates, result.skipped) == (4, 0)

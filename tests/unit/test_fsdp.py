@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from relax_algorithms.grpo import Grpo
+from relax_core.actor_critic import CRITIC
 from relax_core.config.schema import SamplingSection
 from relax_core.errors import CheckpointError, RelaxError
 from relax_core.interfaces import Algorithm, Batch, Columns, Cut, Loss, ModelAdapter, Outputs, Row, ScoredGroup
@@ -27,15 +28,17 @@ from relax_core.testing.training import row, tiny_run
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.ranks import Ranks, join, leave
 from relax_core.torch.trainer import TorchTrainer
+from relax_core.types import LearnerName
 
-VALUES = frozenset({"logprobs", "values"})
+BOTH = frozenset({"logprobs", "values"})
+LEARNERS: tuple[LearnerName, ...] = ("policy", "critic")
 ROWS = rows_of_lengths([3, 1, 9, 4, 2, 6, 7, 8])
 
 
 class ActorCritic(Algorithm):
     """-A log pi and (V - 1)^2 / 2, as sums."""
 
-    outputs = VALUES
+    outputs = BOTH
 
     def __init__(self) -> None:
         pass
@@ -44,9 +47,10 @@ class ActorCritic(Algorithm):
         raise NotImplementedError
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
-        assert outputs.values_BT is not None
-        policy = -(batch.advantages_BT * outputs.logprobs_BT)[batch.mask_BT].sum()
-        return Loss(policy + (outputs.values_BT - 1)[batch.mask_BT].square().sum() / 2, {})
+        return Loss(-(batch.advantages_BT * outputs.logprobs_BT)[batch.mask_BT].sum(), {})
+
+    def value_loss(self, batch: Batch, values_BT: torch.Tensor) -> Loss:
+        return Loss((values_BT - 1)[batch.mask_BT].square().sum() / 2, {})
 
 
 class Failing(Grpo):
@@ -62,13 +66,14 @@ def trainer_of(
     ranks: Ranks,
     outputs: frozenset[str] = frozenset({"logprobs"}),
     adapter: ModelAdapter | None = None,
+    learner: LearnerName = "policy",
     **settings: Any,
 ) -> TorchTrainer:
     run = tiny_run(sampling=SamplingSection(temperature=0.7))
     own = {"lr": 1e-2, "eps": 1e-2, "device": "cpu", "tokens_per_micro_batch": 24, "weight_decay": 0.1}
     critic = {"lr": 1e-2} if "values" in outputs else {}
     config = TrainerConfig(**{**own, "critic": critic, **settings})
-    return TorchTrainer(config, TrainerSetup(adapter or banning(), run, outputs, ranks))
+    return TorchTrainer(config, TrainerSetup(adapter or banning(), run, outputs, ranks, learner))
 
 
 def step(trainer: TorchTrainer, number: int, cuts: Sequence[Cut], algorithm: Algorithm | None = None) -> dict[str, Any]:
@@ -114,18 +119,24 @@ def trained(ranks: Ranks, **settings: Any) -> dict[str, Any]:
 
 
 def with_critic(ranks: Ranks, folder: Path | None = None, **settings: Any) -> dict[str, Any]:
-    """Two steps; with a checkpoint between them, or from one on."""
-    trainer = trainer_of(ranks, VALUES, **settings)
-    if folder is not None and folder.exists():
-        trainer.load(folder)
-    else:
-        step(trainer, 0, [Cut(ROWS[:3], False), Cut(ROWS[3:], True)], ActorCritic())
-        if folder is not None:
-            trainer.save(folder)
-            return {}
-    metrics = step(trainer, 1, [Cut(ROWS, True)], ActorCritic())
-    values = [np.asarray(c["values"]) for c in forward(trainer, ROWS, "values")]
-    return {"metrics": metrics, "weights": weights(trainer), "values": values}
+    """Two steps of policy and critic; with a checkpoint between them, or from one on."""
+    resumes = folder is not None and folder.exists()
+    found: dict[str, Any] = {"metrics": {}}
+    for learner in LEARNERS:
+        trainer = trainer_of(ranks, BOTH, learner=learner, **settings)
+        where = None if folder is None else folder / ("" if learner == "policy" else CRITIC)
+        if resumes and where is not None:
+            trainer.load(where)
+        else:
+            step(trainer, 0, [Cut(ROWS[:3], False), Cut(ROWS[3:], True)], ActorCritic())
+            if where is not None:
+                trainer.save(where)
+                continue
+        found["metrics"] |= step(trainer, 1, [Cut(ROWS, True)], ActorCritic())
+        found |= {learner: weights(trainer)}
+    if not resumes and folder is not None:
+        return {}
+    return found | {"values": [np.asarray(c["values"]) for c in forward(trainer, ROWS, "values")]}
 
 
 def with_media(ranks: Ranks, **settings: Any) -> dict[str, Any]:
@@ -199,7 +210,7 @@ def main(rank: int, folder: Path) -> None:
 
 def missing(ranks: Ranks, folder: Path) -> list[str]:
     try:
-        trainer_of(ranks, VALUES, sharding="fsdp").load(folder / "nowhere")
+        trainer_of(ranks, BOTH, sharding="fsdp").load(folder / "nowhere")
     except CheckpointError as error:
         return ranks.gather(str(error))
     raise AssertionError("loaded nothing")
@@ -259,7 +270,8 @@ def test_ranks_with_and_without_media(found: dict[str, Any], case: str) -> None:
 )
 def test_a_checkpoint_goes_on_under_any_division(found: dict[str, Any], case: str) -> None:
     one, other = found["critic replicate 1"], found[case]
-    assert distance(one["weights"], other["weights"]) < 1e-6
+    assert distance(one["policy"], other["policy"]) < 1e-6
+    assert distance(one["critic"], other["critic"]) < 1e-6
     assert other["metrics"]["critic_grad_norm"] == pytest.approx(one["metrics"]["critic_grad_norm"], rel=1e-5)
     assert max(np.abs(a - b).max() for a, b in zip(one["values"], other["values"], strict=True)) < 1e-5
 

@@ -99,7 +99,7 @@ def group_rows(groups: int = 3, members: int = 4) -> list[Row]:
 def publish(trainer: TorchTrainer, transport: CopyTransport, version: Version, shift: float = 0.0) -> WeightUpdate:
     """The trainer's weights, which move by so much before."""
     with torch.no_grad():
-        for _, tensor in named_tensors(trainer.model):
+        for _, tensor in named_tensors(trainer.learner.module):
             tensor += shift
     return transport.publish(version, trainer.weights(), trainer.frozen_names())
 

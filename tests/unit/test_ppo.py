@@ -19,7 +19,7 @@ from relax_algorithms import ops
 from relax_algorithms.plugin import relax_algorithms
 from relax_algorithms.ppo import Ppo
 from relax_algorithms.testing import aggregations
-from relax_core.interfaces import Batch, Member, Outputs, Row, ScoredGroup, Streaming
+from relax_core.interfaces import Batch, Loss, Member, Outputs, Row, ScoredGroup, Streaming
 from relax_core.testing.algorithm_checks import check_algorithm, evaluate, example_rows, scored_group
 from relax_core.testing.training import tiny_config
 from relax_core.types import Task
@@ -221,17 +221,26 @@ def by_hand(step: int = 0) -> tuple[Batch, dict[str, Tensor]]:
 def test_loss() -> None:
     """Policy -1.2 (clipped) - 0.5, value 0.405 + 0.32 (clipped), times the weight 0.5."""
     batch, computed = by_hand()
-    loss = ppo().loss(batch, Outputs(**computed))
-    assert loss.total.item() == pytest.approx(0.5 * (-1.7 + 0.725))
-    policy, value = torch.autograd.grad(loss.total, [computed["logprobs_BT"], computed["values_BT"]])
+    loss, of_value = losses(ppo(), batch, computed)
+    assert loss.total.item() == pytest.approx(0.5 * -1.7)
+    assert of_value.total.item() == pytest.approx(0.5 * 0.725)
+    (policy,) = torch.autograd.grad(loss.total, computed["logprobs_BT"])
+    (value,) = torch.autograd.grad(of_value.total, computed["values_BT"])
     assert policy[0].tolist() == pytest.approx([0, -0.5 * 0.5, 0])
     assert value[0].tolist() == pytest.approx([0.5 * -0.9, 0, 0])
     assert loss.clipped_BT is not None and loss.clipped_BT[0].tolist() == [True, False, False]
-    found = {name: loss.metrics[name][0].item() for name in ("value_loss", "value_clipped", "value", "returns")}
+    found = {name: total.item() for name, (total, _) in of_value.metrics.items()}
     assert found == pytest.approx({"value_loss": 0.725, "value_clipped": 1, "value": 0.6, "returns": 2})
-    assert {count.item() for _, count in loss.metrics.values()} == {2}
-    twice = ppo(value_coefficient=2.0, value_clip=None).loss(batch, Outputs(**computed))
-    assert twice.total.item() == pytest.approx(0.5 * (-1.7 + 2 * (0.405 + 0.125)))
+    assert {count.item() for _, count in (*loss.metrics.values(), *of_value.metrics.values())} == {2}
+    policy_too, twice = losses(ppo(value_coefficient=2.0, value_clip=None), batch, computed)
+    assert policy_too.total.item() == loss.total.item()
+    assert twice.total.item() == pytest.approx(0.5 * 2 * (0.405 + 0.125))
+
+
+def losses(algorithm: Ppo, batch: Batch, computed: dict[str, torch.Tensor]) -> tuple[Loss, Loss]:
+    """The policy's and the critic's."""
+    of_policy = {name: tensor for name, tensor in computed.items() if name != "values_BT"}
+    return algorithm.loss(batch, Outputs(**of_policy)), algorithm.value_loss(batch, computed["values_BT"])
 
 
 OPTIONS: dict[str, Any] = {
@@ -243,19 +252,20 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("settings", [{}, OPTIONS], ids=["plain", "options"])
 def test_warm_up_trains_the_critic_alone(settings: dict[str, Any]) -> None:
-    """Steps 0 to 2 of 3: the total is 0.5 x 0.725, and has no path to the log-probs and the entropy."""
+    """Steps 0 to 2 of 3: the policy's total is 0 and has no gradient, the critic's is 0.5 x 0.725."""
     algorithm = ppo(critic_warmup=3, **settings)
     for step in range(3):
         batch, computed = by_hand(step)
-        loss = algorithm.loss(batch, Outputs(**computed))
-        assert loss.total.item() == pytest.approx(0.5 * 0.725)
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        loss, of_value = losses(algorithm, batch, computed)
+        assert loss.total.item() == 0 and not loss.total.requires_grad
+        assert of_value.total.item() == pytest.approx(0.5 * 0.725)
+        of_value.total.backward()  # type: ignore[no-untyped-call]
         assert computed["logprobs_BT"].grad is None and computed["entropy_BT"].grad is None
         assert computed["values_BT"].grad is not None
         assert loss.metrics["ratio"][0].item() == pytest.approx(2.0)
     batch, computed = by_hand(step=3)
-    loss = algorithm.loss(batch, Outputs(**computed))
-    assert loss.total.item() == ppo(**settings).loss(batch, Outputs(**computed)).total.item() < 0
+    loss, _ = losses(algorithm, batch, computed)
+    assert loss.total.item() == losses(ppo(**settings), batch, computed)[0].total.item() < 0
     loss.total.backward()  # type: ignore[no-untyped-call]
     assert computed["logprobs_BT"].grad is not None and computed["logprobs_BT"].grad.any()
 
@@ -265,7 +275,9 @@ def test_corrections_weigh_the_policy_only() -> None:
     bounds = {"low": 0.99, "high": 1.01}
     for setting in ({"correction": {"kind": "mask", **bounds}}, {"rejection": bounds}):
         batch, computed = by_hand()
-        assert ppo(**setting).loss(batch, Outputs(**computed)).total.item() == pytest.approx(0.5 * 0.725)
+        loss, of_value = losses(ppo(**setting), batch, computed)
+        assert loss.total.item() == 0
+        assert of_value.total.item() == pytest.approx(0.5 * 0.725)
 
 
 # --- promises ---------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from torch import Tensor
 
 from relax_algorithms.testing import aggregations
 from relax_core.interfaces import Algorithm, Batch, Loss, Outputs, Row, ScoredGroup
@@ -129,10 +130,13 @@ class Policy:
         return Outputs(
             full_BTV.gather(-1, batch.tokens_BT[..., None])[..., 0],
             entropy_BT=-(full_BTV.exp() * full_BTV).sum(-1),
-            values_BT=self.parameters["values_T"][:width].expand(rows, -1),
             topk_logprobs_BTK=None if ids_BTK is None else full_BTV.gather(-1, ids_BTK),
             full_logprobs_BTV=full_BTV,
         )
+
+    def values(self, batch: Batch) -> Tensor:
+        rows, width = batch.mask_BT.shape
+        return self.parameters["values_T"][:width].expand(rows, -1)
 
     def gradient(self) -> Vector:
         """(P,), of both parameters."""
@@ -145,8 +149,11 @@ def accumulated(algorithm: Algorithm, rows: Sequence[Row], size: int, padding: i
     policy = Policy()
     for cut in cuts(rows, size) if rows else ():
         batch = make_batch(cut, step=3, padding=padding, garbage=math.nan)
-        total = algorithm.loss(batch, policy.outputs(batch)).total
-        total.backward()  # type: ignore[no-untyped-call]
+        losses = [algorithm.loss(batch, policy.outputs(batch))]
+        if "values" in algorithm.outputs:
+            losses.append(algorithm.value_loss(batch, policy.values(batch)))
+        for loss in losses:
+            loss.total.backward()  # type: ignore[no-untyped-call]
     return np.append(policy.gradient(), math.fsum(row.columns["units"] for row in rows))
 
 

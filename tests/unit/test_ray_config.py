@@ -122,10 +122,13 @@ def test_colocate_wants_a_rank_for_each_replica() -> None:
     assert found({"engine": {"replicas": 1}, "trainer": {"ranks": 2}}, COLOCATE) == []  # on CPUs any numbers do
 
 
-def test_colocate_has_no_critic() -> None:
-    (problem,) = found(runtime=COLOCATE, algorithm={"id": "ppo"})
-    assert problem.startswith("runtime.placement: colocate, but ppo has a critic")
-    assert found(algorithm={"id": "ppo"}) == []
+def test_colocate_wants_a_rank_of_the_critic_for_each_of_the_trainer() -> None:
+    sized = {"engine": {"replicas": 2, "gpus": 1.0}, "trainer": {"ranks": 2, "gpus": 1.0}}
+    (problem,) = found(sized, COLOCATE, algorithm={"id": "ppo"})
+    assert "trainer 2 x 1 GPU and critic 1 x 0 GPUs, but a rank of each shares each device: give both" in problem
+    assert found(sized | {"critic": {"ranks": 2, "gpus": 1.0}}, COLOCATE, algorithm={"id": "ppo"}) == []
+    assert found(sized, COLOCATE) == []
+    assert found({"critic": {"ranks": 2}}, COLOCATE, algorithm={"id": "ppo"}) == []  # on CPUs any numbers do
 
 
 def test_hybrid_gives_stages_no_devices_of_their_own() -> None:
@@ -165,9 +168,10 @@ def test_needed_roles() -> None:
     for changes, wanted in (
         ({}, ["advantages"]),
         ({"algorithm": KL}, ["reference", "advantages"]),
-        ({"algorithm": {"id": "ppo"}}, []),  # its critic is the trainer's, and it credits whole steps
+        ({"algorithm": {"id": "ppo"}}, ["critic"]),  # it credits whole steps
         ({"algorithm": {"id": "reinforce++"}}, []),
         (twice, ["old_policy", "advantages"]),
+        ({**twice, "algorithm": {"id": "ppo"}}, ["old_policy", "critic"]),
         ({**twice, "algorithm": KL}, ["old_policy", "reference", "advantages"]),
         ({**twice, "old": "engine"}, ["advantages"]),
         ({"plugins": ["ray", "algorithms-extra"], "algorithm": {"id": "m2po"}}, ["old_policy", "advantages"]),
@@ -202,6 +206,17 @@ def test_colocated_roles_share_every_bundle() -> None:
     assert place.bundles == {"trainer+engine": [(4, 1), (4, 1)]}
     for i in range(2):
         assert place.seats["trainer", i] == place.seats["engine", i] == Seat("trainer+engine", i, 2, 0.5)
+
+
+def test_a_colocated_critic_shares_them_too(tmp_path: Path) -> None:
+    config = config_of("colocate", {"replicas": 2, "gpus": 1.0}, {"ranks": 2, "gpus": 1.0})
+    place = seats(config, Need("critic", 2, 1.0, 1.0))
+    assert place.bundles == {"trainer+engine+critic": [(1, 1)] * 2}
+    assert place.seats["critic", 1] == Seat("trainer+engine+critic", 1, 1 / 3, 1 / 3)
+    for settings in ({}, {"whiten": False}):  # credit of values is given in the step, whatever they need
+        lines, wrong = plan(tmp_path, runtime=COLOCATE, algorithm={"id": "ppo", **settings})
+        assert wrong == [] and "role critic 1 rank, 1 CPU, sharing with trainer and engine" in lines
+        assert not [line for line in lines if line.startswith("role advantages")]
 
 
 def test_colocated_on_cpus_with_other_numbers() -> None:
@@ -273,10 +288,29 @@ def test_the_plan_shows_placement_and_overlap(tmp_path: Path, runtime: dict[str,
     assert line in lines, "\n".join(lines)
 
 
-def test_a_critic_is_in_the_trainer(tmp_path: Path) -> None:
-    lines, _ = plan(tmp_path, runtime={"roles": {"stages": {"critic": {}}}}, algorithm={"id": "ppo"})
-    assert "role critic in the trainer's processes" in lines
-    assert "note: runtime.roles.stages.critic: it works in the trainer's processes; nothing is started for it" in lines
+def test_a_critic_is_a_role(tmp_path: Path) -> None:
+    roles: dict[str, Any] = {"critic": {"ranks": 2, "gpus": 1.0}}
+    for placement in ("separate", "hybrid"):
+        runtime = {"placement": placement, "roles": roles}
+        lines, wrong = plan(tmp_path, runtime=runtime, algorithm={"id": "ppo"})
+        assert wrong == []
+        assert "role critic 2 ranks, each 1 CPU and 1 GPU" in lines, "\n".join(lines)
+    lines, _ = plan(tmp_path, runtime={"roles": roles | {"stages": {"critic": {}}}}, algorithm={"id": "ppo"})
+    assert "note: runtime.roles.stages.critic: it only asks the role critic, which roles.critic sizes" in lines
+    lines, wrong = plan(tmp_path, runtime={"roles": roles}, trainer={"id": "torch", "device": "cpu"})
+    assert wrong == [] and not [line for line in lines if line.startswith("role critic")]
+    assert "note: runtime.roles.critic: grpo has no critic; it is not started" in lines
+    assert [line for line in lines if line.startswith("note: runtime.roles.critic.gpus: torch is told to use the CPU")]
+
+
+def test_a_critic_is_sized_like_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ppo, cuda = {"id": "ppo"}, {"id": "torch", "device": "cuda"}
+    (problem,) = found({"trainer": {"gpus": 1.0}}, algorithm=ppo, trainer=cuda)
+    assert problem.startswith("runtime.roles.critic.gpus: found 0, but trainer.device is cuda")
+    assert found({"trainer": {"gpus": 1.0}}, trainer=cuda) == []
+    monkeypatch.setattr(TrainerConfig, "over_ranks", False)
+    (problem,) = found({"critic": {"ranks": 2}}, algorithm=ppo)
+    assert problem.startswith("runtime.roles.critic.ranks: found 2, but trainer 'torch' trains in one process")
 
 
 OWN = {"gpus": 1.0, "replicas": 2}

@@ -227,11 +227,11 @@ def test_bfloat16_sums_gradients_and_updates_in_float32() -> None:
     rows = rows_of_lengths([3, 1, 5, 7])
     exact, half = caught(), tiny_trainer(dtype="bfloat16", lr=1e-6)
     train(exact, 0, [rows], grpo())
-    before = {n: t.clone() for n, t in half.policy.optimizer.masters().items()}
+    before = {n: t.clone() for n, t in half.learner.optimizer.masters().items()}
     result = train(half, 0, [[r] for r in rows], grpo())
     expected = math.sqrt(sum(float(g.pow(2).sum()) for g in gradients(exact).values()))
     assert result.metrics["grad_norm"] == pytest.approx(expected, rel=0.05)
-    after = half.policy.optimizer.masters()
+    after = half.learner.optimizer.masters()
     assert all(t.dtype == torch.float32 for t in after.values())
     moved = [float((after[n] - before[n]).abs().max()) for n in before]
     assert min(moved) > 0  # a step of 1e-6 would be lost in bfloat16

@@ -125,7 +125,7 @@ class Asking(Grpo):
 
 
 def test_an_output_that_is_not_computed_is_refused() -> None:
-    known = "entropy, full_logprobs, logprobs, topk_logprobs, values"
+    known = "entropy, full_logprobs, logprobs, topk_logprobs"
     with pytest.raises(ConfigError, match=rf"algorithm Asking: asks for the output 'hidden'; known are {known}"):
         train(tiny_trainer(), 0, [rows_of_lengths([2])], Asking("hidden"))
     with pytest.raises(ConfigError, match=r"forward: asks for the output 'topk'; known are"):

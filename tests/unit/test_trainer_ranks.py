@@ -21,7 +21,7 @@ from relax_algorithms.grpo import Grpo
 from relax_core.config.schema import SamplingSection
 from relax_core.errors import DataError, RelaxError
 from relax_core.hookspecs import Callback, ForwardEvent, OptimizerEvent
-from relax_core.interfaces import Algorithm, Batch, Columns, Cut, Loss, Outputs, ScoredGroup, StepResult
+from relax_core.interfaces import VALUES, Algorithm, Batch, Columns, Cut, Loss, Outputs, ScoredGroup, StepResult
 from relax_core.run import Run
 from relax_core.setup import TrainerSetup
 from relax_core.testing.gradients import banning, rows_of_lengths
@@ -30,9 +30,10 @@ from relax_core.testing.training import row, tiny_run
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.ranks import Ranks, join, leave
 from relax_core.torch.trainer import TorchTrainer
+from relax_core.types import LearnerName
 
 SIZES = (1, 2, 4)
-VALUES = frozenset({"logprobs", "values"})
+BOTH = frozenset({"logprobs", "values"})
 BUDGET = 24
 """Tokens of a micro-batch: a rank cuts its share too."""
 LENGTHS = [3, 1, 9, 4, 2, 6, 7, 8, 5, 12]
@@ -41,7 +42,7 @@ LENGTHS = [3, 1, 9, 4, 2, 6, 7, 8, 5, 12]
 class ActorCritic(Algorithm):
     """-A log pi and (V - 1)^2 / 2, as sums."""
 
-    outputs = VALUES
+    outputs = BOTH
 
     def __init__(self) -> None:
         pass
@@ -50,10 +51,11 @@ class ActorCritic(Algorithm):
         raise NotImplementedError
 
     def loss(self, batch: Batch, outputs: Outputs) -> Loss:
-        assert outputs.values_BT is not None
-        policy = -(batch.advantages_BT * outputs.logprobs_BT)[batch.mask_BT].sum()
-        far = (outputs.values_BT - 1)[batch.mask_BT]
-        return Loss(policy + far.square().sum() / 2, {"far": (far.detach().sum(), batch.mask_BT.sum())})
+        return Loss(-(batch.advantages_BT * outputs.logprobs_BT)[batch.mask_BT].sum(), {})
+
+    def value_loss(self, batch: Batch, values_BT: torch.Tensor) -> Loss:
+        far = (values_BT - 1)[batch.mask_BT]
+        return Loss(far.square().sum() / 2, {"far": (far.detach().sum(), batch.mask_BT.sum())})
 
 
 class Watch(Callback):
@@ -70,19 +72,20 @@ class Watch(Callback):
 
     def before_optimizer_step(self, run: Run, event: OptimizerEvent) -> None:
         assert self.trainer is not None
-        found = self.trainer.policy.optimizer.gradients()
+        found = self.trainer.learner.optimizer.gradients()
         self.gradients.append({name: gradient.clone() for name, gradient in found.items()})
 
 
-def trainer_of(ranks: Ranks, outputs: frozenset[str] = frozenset({"logprobs"}), **settings: Any) -> TorchTrainer:
+def trainer_of(ranks: Ranks, learner: LearnerName = "policy", **settings: Any) -> TorchTrainer:
     """``eps`` so large that AdamW does not blow up rounding of gradients near zero."""
+    outputs = BOTH if learner == "critic" else frozenset({"logprobs"})
     run = tiny_run(sampling=SamplingSection(temperature=0.7))
     watch = Watch()
     run.stack.add_callback(watch, "watch")
     own = {"lr": 1e-2, "eps": 1e-2, "device": "cpu", "tokens_per_micro_batch": BUDGET, "weight_decay": 0.1}
     critic = {"lr": 1e-2} if "values" in outputs else {}
     config = TrainerConfig(**{**own, "critic": critic, **settings})
-    watch.trainer = TorchTrainer(config, TrainerSetup(banning(), run, outputs, ranks))
+    watch.trainer = TorchTrainer(config, TrainerSetup(banning(), run, outputs, ranks, learner))
     return watch.trainer
 
 
@@ -126,7 +129,7 @@ def trained(trainer: TorchTrainer, algorithm: Algorithm) -> dict[str, Any]:
     """What comes of all steps."""
     first = {"budget": trainer.budget, "forward": None, "before": weights(trainer)}
     results = [step(trainer, number, cuts, algorithm) for number, cuts in enumerate(steps_of_rows())]
-    asked = frozenset(algorithm.outputs | {"entropy"})
+    asked = VALUES if "values" in algorithm.outputs else frozenset({"logprobs", "entropy"})
     rows = [*rows_of_lengths(LENGTHS), row("none/0", [5], [6], mask=[0])]
     columns = asyncio.run(trainer.forward(rows if trainer.ranks.first else [], asked))
     return {
@@ -155,7 +158,7 @@ def main(rank: int, folder: Path) -> None:
         ranks = join(rank, size, f"file://{folder}/store-{size}", timeout=40)
         try:
             found[f"grpo {size}"] = trained(trainer_of(ranks), grpo())
-            found[f"critic {size}"] = trained(trainer_of(ranks, VALUES), ActorCritic())
+            found[f"critic {size}"] = trained(trainer_of(ranks, "critic"), ActorCritic())
             found[f"still {size}"] = trained(trainer_of(ranks, lr=1e-30), grpo())
             found[f"bfloat16 {size}"] = trained(trainer_of(ranks, dtype="bfloat16"), grpo())
             if size == 2:
@@ -195,7 +198,7 @@ def failures(ranks: Ranks) -> list[str]:
 
 def followed(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Rank 1 follows; values are asked for while a step waits for its rows."""
-    trainer = trainer_of(ranks, VALUES)
+    trainer = trainer_of(ranks, "critic")
     if not ranks.first:
         asyncio.run(trainer.follow(ActorCritic()))
         return {}
@@ -211,7 +214,7 @@ def followed(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
         training = asyncio.ensure_future(trainer.step(0, plan(), ActorCritic()))
         await asyncio.sleep(0.1)
-        values = await trainer.forward(rows, frozenset({"values"}))
+        values = await trainer.forward(rows, VALUES)
         asked.set()
         result = await training
         trainer.save(folder / "followed")
@@ -251,7 +254,8 @@ def test_ranks_change_nothing(found: dict[str, Any], case: str, size: int) -> No
     for a, b in zip(one["results"], many["results"], strict=True):
         assert a[1:] == b[1:]
         assert a[0].keys() == b[0].keys()
-        for name in a[0].keys() - {"computed_tokens"}:  # prompts of split groups are computed twice
+        twice = {"computed_tokens", "critic_computed_tokens"}  # prompts of split groups are
+        for name in a[0].keys() - twice:
             assert math.isclose(a[0][name], b[0][name], rel_tol=2e-5, abs_tol=2e-6), name
     for a, b in zip(one["forward"], many["forward"], strict=True):
         assert a.keys() == b.keys()

@@ -40,7 +40,7 @@ def weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
 
 
 def unchanged(trainer: TorchTrainer, before: dict[str, torch.Tensor], state: dict[str, Any]) -> bool:
-    now = trainer.policy.optimizer.state()["state"]
+    now = trainer.learner.optimizer.state()["state"]
     same_state = now.keys() == state.keys() and all(
         torch.equal(now[k][n], state[k][n]) for k in state for n in state[k]
     )
@@ -48,7 +48,7 @@ def unchanged(trainer: TorchTrainer, before: dict[str, torch.Tensor], state: dic
 
 
 def copied(trainer: TorchTrainer) -> dict[str, Any]:
-    state = trainer.policy.optimizer.state()["state"]
+    state = trainer.learner.optimizer.state()["state"]
     return {k: {n: t.clone() for n, t in values.items()} for k, values in state.items()}
 
 
@@ -154,7 +154,7 @@ def test_weights_have_hugging_face_names_and_tied_ones_come_once() -> None:
     names = [name for name, _ in trainer.weights()]
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
-    assert len(names) == len(set(names)) == len(dict(trainer.model.named_parameters()))
+    assert len(names) == len(set(names)) == len(dict(trainer.learner.module.named_parameters()))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -173,7 +173,7 @@ def test_a_saved_trainer_continues_bit_for_bit(dtype: str, tmp_path: Path) -> No
     assert result.metrics == through_result.metrics
     assert all(torch.equal(t, weights(resumed)[n]) for n, t in through.weights())
     assert all(
-        torch.equal(t, resumed.policy.optimizer.masters()[n]) for n, t in through.policy.optimizer.masters().items()
+        torch.equal(t, resumed.learner.optimizer.masters()[n]) for n, t in through.learner.optimizer.masters().items()
     )
 
 

@@ -36,7 +36,7 @@ class Replicas(ComponentConfig):
 
 
 class Ranks(ComponentConfig):
-    """The trainer: one process group."""
+    """A trainer, of policy or critic: one process group."""
 
     ranks: PositiveInt = 1
     """Processes that train together."""
@@ -52,7 +52,9 @@ class Roles(ComponentConfig):
     engine: Replicas = Replicas()
     """Sampling. Several replicas stand behind a router."""
     trainer: Ranks = Ranks()
-    """Gradients."""
+    """Gradients of the policy."""
+    critic: Ranks = Ranks()
+    """Gradients and values of the critic, where the algorithm has one."""
     environments: Replicas = Replicas()
     """Plays tasks: environments and their tools."""
     graders: Replicas = Replicas()
@@ -104,14 +106,8 @@ class RayConfig(ComponentConfig):
 
     def deployed(self) -> Deployed:
         """See ``LocalConfig``."""
-        engine, trainer = self.roles.engine, self.roles.trainer
+        engine, trainer, critic = self.roles.engine, self.roles.trainer, self.roles.critic
         together: Literal["turns", "apart"] = "turns" if self.placement == "colocate" else "apart"
-        return Deployed(
-            engine.replicas,
-            trainer.ranks,
-            together,
-            engine.gpus,
-            trainer.gpus,
-            self.address is None,
-            self.roles.old_policy.gpus if self.placement == "separate" else None,
-        )
+        sizes = (engine.replicas, trainer.ranks, together, engine.gpus, trainer.gpus, self.address is None)
+        old_policy = self.roles.old_policy.gpus if self.placement == "separate" else None
+        return Deployed(*sizes, old_policy_gpus=old_policy, critic_ranks=critic.ranks, critic_gpus=critic.gpus)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from relax_core.config.columns import planned_stages
+from relax_core.config.columns import planned_stages, values_in_step
 from relax_core.errors import nearest
-from relax_core.interfaces import Streaming
+from relax_core.interfaces import VALUES, Streaming
 from relax_core.old_policy import recomputes_old
-from relax_core.runtime_config import critic_problems, overlap_of
-from relax_plugin_ray.config import RayConfig, Replicas
+from relax_core.runtime_config import overlap_of
+from relax_plugin_ray.config import Ranks, RayConfig, Replicas
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
 ADVANTAGES = "advantages"
 OLD_POLICY = "old_policy"
-BESIDE_TRAINER = frozenset({"critic"})
-"""Stages that ask the trainer itself: they have no process of their own."""
+CRITIC = "critic"
+RANKED = ("trainer", CRITIC)
+"""Roles that are one process group."""
+DEVICES = (("engine", "engine", "engines"), ("trainer", "trainer", "trainers"), (CRITIC, "trainer", "trainers"))
+"""Roles with the section of the run file that says on which device they compute, and its kind."""
+ASKING = frozenset({CRITIC})
+"""Stages that only pass rows on to the role of this name: they live in the controller."""
 LEAST_CPU = 0.001
 """Of a bundle for a role that asks for nothing: Ray has no empty ones."""
 
@@ -40,8 +45,8 @@ class Need:
     def __str__(self) -> str:
         each = count(self.cpus, "CPU") + (f" and {count(self.gpus, 'GPU')}" if self.gpus else "")
         if self.processes == 1:
-            return f"1 {'rank' if self.role == 'trainer' else 'process'}, {each}"
-        return f"{self.processes} {'ranks' if self.role == 'trainer' else 'processes'}, each {each}"
+            return f"1 {'rank' if self.role in RANKED else 'process'}, {each}"
+        return f"{self.processes} {'ranks' if self.role in RANKED else 'processes'}, each {each}"
 
 
 class Seat(NamedTuple):
@@ -70,11 +75,13 @@ class Layout:
 # --- what is needed ---------------------------------------------------------------------------------------------------
 
 
-def needed_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[str]:
-    """The stages between scoring and training that have processes of their own."""
+def needed_stages(config: RayConfig, run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[str]:
+    """What an algorithm asks for: the critic, and the stages between scoring and training that have processes."""
     plans, _ = planned_stages(run, stack, algorithm)
-    found = [plan.section.id for plan in plans if plan.section.id not in BESIDE_TRAINER]
-    return found if algorithm.streaming is Streaming.BATCH else [*found, ADVANTAGES]
+    critic = [CRITIC] * bool(algorithm.outputs & VALUES)
+    found = critic + [plan.section.id for plan in plans if plan.section.id not in ASKING]
+    in_step = algorithm.streaming is Streaming.BATCH or values_in_step(algorithm, config.placement == "colocate")
+    return found if in_step else [*found, ADVANTAGES]
 
 
 def old_policy_apart(config: RayConfig, run: RunConfig, algorithm: Algorithm) -> bool:
@@ -83,22 +90,28 @@ def old_policy_apart(config: RayConfig, run: RunConfig, algorithm: Algorithm) ->
 
 
 def needed_others(config: RayConfig, run: RunConfig, stack: Stack, algorithm: Algorithm) -> list[str]:
-    """The roles of this algorithm that have processes of their own: the old policy, and stages."""
+    """The roles that this algorithm asks for: the old policy, the critic, and stages."""
     old = [OLD_POLICY] if old_policy_apart(config, run, algorithm) else []
-    return [*old, *needed_stages(run, stack, algorithm)]
+    return [*old, *needed_stages(config, run, stack, algorithm)]
 
 
 def needed_roles(config: RayConfig, run: RunConfig, stack: Stack, others: Sequence[str]) -> list[Need]:
     """Every role that is started, these ``others`` among them, in the order in which they get their places."""
     roles = config.roles
-    trainer = Need("trainer", roles.trainer.ranks, roles.trainer.cpus, roles.trainer.gpus)
+    trainer, critic = (_ranked(role, config) for role in RANKED)
     fixed = {name: getattr(roles, name) for name in ("engine", "environments", "graders", "bus")}
     needs = [trainer, *(Need(name, own.replicas, own.cpus, own.gpus) for name, own in fixed.items())]
     for name in others:
         own = roles.old_policy if name == OLD_POLICY else roles.stages.get(name, Replicas())
         model = name == OLD_POLICY or runs_model(name, run, stack)
-        needs.append(Need(name, own.replicas, own.cpus, own.gpus, model))
+        other = Need(name, own.replicas, own.cpus, own.gpus, model)
+        needs.append(critic if name == CRITIC else other)
     return needs
+
+
+def _ranked(role: str, config: RayConfig) -> Need:
+    own: Ranks = getattr(config.roles, role)
+    return Need(role, own.ranks, own.cpus, own.gpus)
 
 
 def runs_model(stage: str, run: RunConfig, stack: Stack) -> bool:
@@ -120,7 +133,7 @@ def layout(config: RayConfig, needs: Sequence[Need]) -> Layout:
     beside = [need for need in needs if config.placement == "hybrid" and need.model]
     if config.placement == "colocate":
         shared += [[] for _ in range(engine.processes - trainer.processes)]
-        beside = [engine]
+        beside = [engine, *(by_role[role] for role in (CRITIC,) if role in by_role)]
     for need in beside:
         for i in range(need.processes):
             shared[i % len(shared)].append((need, i))
@@ -180,10 +193,6 @@ def deployment(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[tupl
         yield f"role {need.role}", f"{need}{where}{spread}"
     if algorithm is None:
         yield "role of stages", f"those that {run.algorithm.id} needs are known only when its heavy packages are loaded"
-    else:
-        plans, _ = planned_stages(run, stack, algorithm)
-        for name in sorted({plan.section.id for plan in plans} & BESIDE_TRAINER):
-            yield f"role {name}", "in the trainer's processes"
     if config.placement == "colocate":
         yield "overlap", "engines and trainer take turns on the same devices; the side that waits frees its memory"
     else:
@@ -195,18 +204,21 @@ def notes(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[str]:
     algorithm, roles = _algorithm(run, stack), config.roles
     if algorithm is not None:
         yield from _of_the_old_policy(config, run, algorithm)
-        needed = needed_stages(run, stack, algorithm)
+        needed = needed_stages(config, run, stack, algorithm)
         known = {*stack.components("stages"), ADVANTAGES}
         for name in roles.stages:
-            if name in BESIDE_TRAINER:
-                yield f"roles.stages.{name}: it works in the trainer's processes; nothing is started for it"
+            if name in ASKING:
+                yield f"roles.stages.{name}: it only asks the role {name}, which roles.{name} sizes"
             elif name in known and name not in needed:
                 yield f"roles.stages.{name}: {run.algorithm.id} with its settings does not need it; it is not started"
+        if roles.critic != Ranks() and CRITIC not in needed:
+            yield f"roles.{CRITIC}: {run.algorithm.id} has no critic; it is not started"
         if config.placement == "hybrid" and not any(runs_model(name, run, stack) for name in needed):
             yield "placement: hybrid, but no stage of this run has a model: it is as separate"
-    for role, section, kind in (("engine", run.engine, "engines"), ("trainer", run.trainer, "trainers")):
-        if _device(run, stack, kind, role) == "cpu" and getattr(roles, role).gpus:
-            yield f"roles.{role}.gpus: {section.id} is told to use the CPU ({role}.device), so its GPUs are idle"
+    for role, section, kind in DEVICES:
+        if _device(run, stack, kind, section) == "cpu" and getattr(roles, role).gpus:
+            id = getattr(run, section).id
+            yield f"roles.{role}.gpus: {id} is told to use the CPU ({section}.device), so its GPUs are idle"
 
 
 def _of_the_old_policy(config: RayConfig, run: RunConfig, algorithm: Algorithm) -> Iterator[str]:
@@ -275,9 +287,19 @@ def _colocated(config: RayConfig) -> Iterator[str]:
         )
 
 
-def _one_rank(config: RayConfig, run: RunConfig) -> str:
+def _colocated_critic(config: RayConfig) -> Iterator[str]:
+    trainer, critic = config.roles.trainer, config.roles.critic
+    if (trainer.gpus or critic.gpus) and (critic.ranks, critic.gpus) != (trainer.ranks, trainer.gpus):
+        yield (
+            f"roles: placement colocate, trainer {trainer.ranks} x {count(trainer.gpus, 'GPU')} and critic "
+            f"{critic.ranks} x {count(critic.gpus, 'GPU')}, but a rank of each shares each device: give both the same "
+            "numbers, or take placement separate"
+        )
+
+
+def _one_rank(role: str, config: RayConfig, run: RunConfig) -> str:
     return (
-        f"roles.trainer.ranks: found {config.roles.trainer.ranks}, but trainer {run.trainer.id!r} trains in one "
+        f"roles.{role}.ranks: found {getattr(config.roles, role).ranks}, but trainer {run.trainer.id!r} trains in one "
         "process: leave it out, or take trainer torch"
     )
 
@@ -289,17 +311,20 @@ def _of_components(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[
         if name not in known:
             near = nearest(name, known) or f"; known are {', '.join(sorted(known))}"
             yield f"roles.stages.{name}: no stage has this id{near}"
-    trainer = stack.config_class("trainers", run.trainer.id, "trainer")
-    if roles.trainer.ranks > 1 and not getattr(trainer, "over_ranks", False):
-        yield _one_rank(config, run)
-    for role, kind in (("engine", "engines"), ("trainer", "trainers")):
-        if _device(run, stack, kind, role) == "cuda" and not getattr(roles, role).gpus:
-            yield f"roles.{role}.gpus: found 0, but {role}.device is cuda: give it some, such as 1"
     algorithm = _algorithm(run, stack)
-    if config.placement == "colocate" and algorithm is not None:
-        yield from critic_problems(run, algorithm)
+    needed = [] if algorithm is None else needed_stages(config, run, stack, algorithm)
+    trainer = stack.config_class("trainers", run.trainer.id, "trainer")
+    for role, section, kind in DEVICES:
+        if role == CRITIC and CRITIC not in needed:
+            continue
+        if role in RANKED and getattr(roles, role).ranks > 1 and not getattr(trainer, "over_ranks", False):
+            yield _one_rank(role, config, run)
+        if _device(run, stack, kind, section) == "cuda" and not getattr(roles, role).gpus:
+            yield f"roles.{role}.gpus: found 0, but {section}.device is cuda: give it some, such as 1"
+    if config.placement == "colocate" and CRITIC in needed:
+        yield from _colocated_critic(config)
     if config.placement == "hybrid" and algorithm is not None:
-        yield from _beside_the_trainer(config, run, stack, needed_stages(run, stack, algorithm))
+        yield from _beside_the_trainer(config, run, stack, needed)
 
 
 def _beside_the_trainer(config: RayConfig, run: RunConfig, stack: Stack, stages: Sequence[str]) -> Iterator[str]:

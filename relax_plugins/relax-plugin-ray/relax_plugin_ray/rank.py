@@ -1,4 +1,4 @@
-"""One rank of the trainer, as an actor."""
+"""One rank of a trainer, of policy or critic, as an actor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from relax_core.interfaces import StepResult, Trainer
     from relax_core.torch.layout import Kind
     from relax_core.torch.ranks import Ranks
-    from relax_core.types import Version
+    from relax_core.types import LearnerName, Version
     from relax_core.weights import WeightUpdate
     from relax_plugin_ray.bus_table import Table
     from relax_plugin_ray.media import SharedMedia
@@ -67,12 +67,20 @@ class RankActor:
     """To be made with ``ray.remote``, never restarted: ranks begin and end together.
 
     Rank 0 is the trainer that the controller knows. The others follow it, in a thread of their own, so that they can
-    be sent rows meanwhile. ``transport``: how weights are published if the run file does not say.
+    be sent rows meanwhile. ``transport``: how weights are published if the run file does not say; a critic's are not.
     """
 
-    def __init__(self, resolved: Mapping[str, Any], role: str, rank: int, size: int, transport: str = "shared") -> None:
+    def __init__(
+        self,
+        resolved: Mapping[str, Any],
+        role: str,
+        rank: int,
+        size: int,
+        transport: str = "shared",
+        learner: LearnerName = "policy",
+    ) -> None:
         self._resolved, self._role, self._rank, self._size = resolved, role, rank, size
-        self._transport = transport
+        self._transport, self._learner = transport, learner
         self._thread = ThreadPoolExecutor(1, "follow") if rank else None
         self._parts: _Parts | None = None
 
@@ -118,13 +126,14 @@ class RankActor:
         stack, config = run.stack, run.config
         algorithm = build_algorithm(run)
         ranks = self._joined(stack.config("trainers", config.trainer, "trainer"), address, patience_s)
-        setup = TrainerSetup(adapter, run, algorithm.outputs, ranks)
+        setup = TrainerSetup(adapter, run, algorithm.outputs, ranks, self._learner)
         trainer: Trainer = stack.build("trainers", config.trainer, setup, where="trainer")
         feed = PeerFeed(media, peers, patience_s)
         if self._size > 1:
             cast(_Ranked, trainer).team.feed = feed
         section = config.transport or ComponentSection(id=self._transport)
-        transport = None if self._rank else stack.build("transports", section, where="transport")
+        publishes = self._rank == 0 and self._learner == "policy"
+        transport = None if not publishes else stack.build("transports", section, where="transport")
         self._parts = _Parts(trainer, media, run, algorithm, transport, feed)
 
     def _joined(self, settings: Any, address: str, patience_s: float) -> Ranks | None:

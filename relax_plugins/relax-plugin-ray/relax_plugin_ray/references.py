@@ -116,7 +116,7 @@ class Packer:
         cell = self._cells.get(id(value))
         if cell is not None:
             return cell
-        if type(value) is np.ndarray and value.dtype.isbuiltin == 1 and not value.dtype.hasobject:
+        if type(value) is np.ndarray and _plain(value.dtype):
             cell = Cell(self._box, len(self._arrays), value.nbytes)
             self._arrays.append(value)
         elif small(value):
@@ -127,6 +127,11 @@ class Packer:
         self._alive.append(value)  # so that its id stays its own
         self._cells[id(value)] = cell
         return cell
+
+
+def _plain(dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype.str`` says all of it. (``isbuiltin`` is 0 of one that was pickled.)"""
+    return not dtype.hasobject and np.dtype(dtype.str) == dtype
 
 
 def small(value: Any) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from relax_core.actor_critic import ActorCritic
 from relax_core.annotators import annotator
-from relax_core.config.columns import planned_stages
+from relax_core.config.columns import planned_stages, values_in_step
 from relax_core.config.resolve import resolved
 from relax_core.old_policy import TrainerItself
 from relax_core.router import Router
@@ -16,13 +17,14 @@ from relax_core.run import build_algorithm, build_environments
 from relax_core.runtime import Note, Roles, Runtime
 from relax_core.stages import Here
 from relax_plugin_ray.config import RayConfig, Replicas
-from relax_plugin_ray.plan import BESIDE_TRAINER, OLD_POLICY, needed_others, problems
+from relax_plugin_ray.plan import ASKING, CRITIC, OLD_POLICY, needed_others, old_policy_apart, problems
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
-    from relax_core.interfaces import Algorithm, ModelAdapter
+    from relax_core.interfaces import Algorithm, ModelAdapter, Trainer
     from relax_core.run import Run
     from relax_core.stages import Placed
+    from relax_core.types import LearnerName
     from relax_plugin_ray.bus import RayBus
     from relax_plugin_ray.cluster import Cluster
     from relax_plugin_ray.engine import RayEngine
@@ -50,7 +52,7 @@ class RayRuntime(Runtime):
         super().__init__(config)
         self._cluster: Cluster | None = None
         self._engine: Router | None = None
-        self._trainer: TrainerGroup | None = None
+        self._trainers: list[TrainerGroup] = []
         self._stages: list[RemoteStage] = []
         self._pools: list[Pool] = []
         self._engine_actors: list[Any] = []
@@ -75,26 +77,31 @@ class RayRuntime(Runtime):
         plain = resolved(run.config, run.stack) | {"runs": str(run.config.runs.absolute())}
         engines = self._engines(plain, run, media)
         engine = self._engine = Router(engines, note, max_restarts=self.config.restarts)
-        trainer = self._trainer = self._ranks(plain, media)
+        policy = self._ranks("policy", plain, media)
+        trainer: Trainer = policy
+        if CRITIC in others:
+            trainer = ActorCritic(policy, self._ranks("critic", plain, media))
         players = self._environments(plain, bus, note)
         graders = self._grading(plain, note)
         old_policy = self._old_policy(plain, media, note) if OLD_POLICY in others else TrainerItself(trainer)
-        placed = {name: self._stage(name, plain, run, bus, note) for name in others if name != OLD_POLICY}
+        placed = {
+            name: self._stage(name, plain, run, bus, note) for name in others if name not in (OLD_POLICY, *ASKING)
+        }
         environments = build_environments(run)
         self._graders = RayGraders(graders)
         await asyncio.gather(
             engine.start(),
-            trainer.start(),
+            *(group.start() for group in self._trainers),
             *(pool.start(self.config.start_s) for pool in self._pools),
             *(stage.start() for stage in self._stages),
         )
         if training:
-            placed |= self._beside(run, algorithm, adapter, media, trainer)
+            placed |= self._asking(run, algorithm, adapter, media, trainer)
         deterministic = self._deterministic(run)
         return Roles(
             engine=engine,
             trainer=trainer,
-            publish=trainer.publish,
+            publish=policy.publish,
             bus=bus,
             players=RayPlayers(players, engine, bus, media, announce=deterministic),
             graders=self._graders,
@@ -130,18 +137,20 @@ class RayRuntime(Runtime):
         self._engine_actors = [None] * self.config.roles.engine.replicas
         return [owner(index) for index in range(len(self._engine_actors))]
 
-    def _ranks(self, plain: dict[str, object], media: SharedMedia) -> TrainerGroup:
+    def _ranks(self, learner: LearnerName, plain: dict[str, object], media: SharedMedia) -> TrainerGroup:
         from relax_plugin_ray.plays import actor_of
         from relax_plugin_ray.rank import RankActor
         from relax_plugin_ray.trainer import TrainerGroup
 
-        size = self.config.roles.trainer.ranks
+        role = CRITIC if learner == "critic" else "trainer"
+        size = getattr(self.config.roles, role).ranks
 
         def create(rank: int) -> Any:
-            options = self._options("trainer", rank)
-            return actor_of(RankActor, **options)(plain, f"trainer-{rank}", rank, size, self._transport())
+            options = self._options(role, rank)
+            return actor_of(RankActor, **options)(plain, f"{role}-{rank}", rank, size, self._transport(), learner)
 
-        return TrainerGroup(create, size, media, start_s=self.config.start_s)
+        self._trainers.append(TrainerGroup(create, size, media, start_s=self.config.start_s, role=role))
+        return self._trainers[-1]
 
     def _environments(self, plain: dict[str, object], bus: RayBus, note: Note) -> Pool:
         from relax_plugin_ray.plays import EnvironmentActor, actor_of
@@ -191,15 +200,18 @@ class RayRuntime(Runtime):
         self._stages.append(stage)
         return stage
 
-    def _beside(
-        self, run: Run, algorithm: Algorithm, adapter: ModelAdapter, media: SharedMedia, trainer: TrainerGroup
+    def _asking(
+        self, run: Run, algorithm: Algorithm, adapter: ModelAdapter, media: SharedMedia, trainer: Trainer
     ) -> dict[str, Placed]:
-        """The stages that only pass rows on to the trainer."""
+        """The stages that only pass rows on to a role."""
+        if values_in_step(algorithm, self.config.placement == "colocate"):
+            return {}
         plans, _ = planned_stages(run.config, run.stack, algorithm)
+        apart = old_policy_apart(self.config, run.config, algorithm)
         found = {
-            plan.section.id: annotator(plan, run, algorithm, adapter, media, trainer)
+            plan.section.id: annotator(plan, run, algorithm, adapter, media, trainer, old_apart=apart)
             for plan in plans
-            if plan.section.id in BESIDE_TRAINER
+            if plan.section.id in ASKING
         }
         return {name: Here(stage, name) for name, stage in found.items()}
 
@@ -236,10 +248,11 @@ class RayRuntime(Runtime):
             pool.stop()
         for stage in self._stages:
             stage.stop()
-        for role in (self._engine, self._trainer):
-            if role is not None:
-                with suppress(Exception):
-                    await asyncio.wait_for(role.stop(), GRACE_S)
+        if self._engine is not None:
+            with suppress(Exception):
+                await asyncio.wait_for(self._engine.stop(), GRACE_S)
+        stops = (asyncio.wait_for(group.stop(), GRACE_S) for group in self._trainers)
+        await asyncio.gather(*stops, return_exceptions=True)
         if self._cluster is not None:
             await self._cluster.release()
             self._cluster = None

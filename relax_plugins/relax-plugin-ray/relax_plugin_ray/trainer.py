@@ -1,4 +1,4 @@
-"""The trainer of a run whose ranks are actors: the controller's side, which streams to rank 0 what is to be trained."""
+"""A trainer, of policy or critic, whose ranks are actors: the controller's side, which streams rank 0 what to train."""
 
 from __future__ import annotations
 
@@ -51,15 +51,20 @@ class TrainerGroup(Trainer):
         media: SharedMedia,
         start_s: float = 300.0,
         patience_s: float = 600.0,
+        role: str = "trainer",
     ) -> None:
-        """``start_s``: for all ranks to be ready. ``patience_s``: how long one rank waits for another."""
+        """``start_s``: for all ranks to be ready. ``patience_s``: how long one rank waits for another.
+
+        ``role``: what errors call it.
+        """
         super().__init__(None)
+        self._role = role
         self._create, self._size, self._media = create, size, media
         self._start_s, self._patience_s = start_s, patience_s
         self._ranks: list[Actor] = []
         self._lives: list[Future[Any]] = []
         """One for each rank, which ends when the rank does."""
-        self._lost: RelaxError | None = RelaxError("trainer: its ranks were not started")
+        self._lost: RelaxError | None = RelaxError(f"{role}: its ranks were not started")
         self._facts = Facts(None, 0, frozenset())
         self._pieces: Pieces | None = None
         self._tickets = itertools.count()
@@ -78,8 +83,8 @@ class TrainerGroup(Trainer):
         except TimeoutError:
             self._end()
             raise RelaxError(
-                f"trainer: {self._size} ranks were not ready within {self._start_s:g} s: see whether the cluster has "
-                "room for them, or raise runtime.start_s"
+                f"{self._role}: {self._size} ranks were not ready within {self._start_s:g} s: see whether the cluster "
+                "has room for them, or raise runtime.start_s"
             ) from None
         except BaseException:
             self._end()
@@ -113,7 +118,7 @@ class TrainerGroup(Trainer):
         if self._ranks and self._lost is None:
             with suppress(RayError, TimeoutError):
                 await asyncio.wait_for(_value(self._ranks[0].close.remote()), _GRACE_S)
-        self._lost = self._lost or RelaxError("trainer: its ranks were ended")
+        self._lost = self._lost or RelaxError(f"{self._role}: its ranks were ended")
         self._end()
 
     def _end(self) -> None:
@@ -276,8 +281,8 @@ class TrainerGroup(Trainer):
             if life.done():
                 error = life.exception()
                 said = "it was released" if error is None else gist(_cause(error))
-                return RelaxError(f"trainer rank {rank} ended: {said}; {_ADVICE}")
-        return RelaxError(f"trainer: {gist(cause)}; {_ADVICE}") if cause is not None else None
+                return RelaxError(f"{self._role} rank {rank} ended: {said}; {_ADVICE}")
+        return RelaxError(f"{self._role}: {gist(cause)}; {_ADVICE}") if cause is not None else None
 
     def _dead(self) -> RelaxError | None:
         for rank, life in enumerate(self._lives):
@@ -286,7 +291,7 @@ class TrainerGroup(Trainer):
         return None
 
     def _died(self, rank: int, error: RayActorError) -> RelaxError:
-        return RelaxError(f"trainer rank {rank} died ({gist(error)}); {_ADVICE}")
+        return RelaxError(f"{self._role} rank {rank} died ({gist(error)}); {_ADVICE}")
 
 
 _ADVICE = "the same command goes on from the newest checkpoint"
