@@ -90,15 +90,15 @@ def test_a_bare_reply_may_be_a_program() -> None:
         ({"inputs": [["1", "2"]], "outputs": [["3"]]}, [StandardIO]),
         ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, [CallTest]),
         ({"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}, [CallTest]),
-        (CALLS, [CallTest] * 3),
-        (CALLS.splitlines(), [CallTest] * 3),
-        ({"test_list": CALLS.splitlines()}, [CallTest] * 3),
-        ("assert 3 == add(1, 2)", [CallTest]),
-        ("assert add(1, 2) == sum([1, 2])", [CallTest]),
+        (CALLS, [Assertions] * 3),
+        (CALLS.splitlines(), [Assertions] * 3),
+        ({"test_list": CALLS.splitlines()}, [Assertions] * 3),
+        ("assert 3 == add(1, 2)", [Assertions]),
+        ("assert add(1, 2) == sum([1, 2])", [Assertions]),
         ([{"input": "1\n2", "output": "3", "testtype": "functional", "fn_name": "add"}], [CallTest]),
         ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "import math"}, [Assertions]),
-        ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "", "test_imports": []}, [CallTest]),
-        ("assert not add(0, 0)", [CallTest]),
+        ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "", "test_imports": []}, [Assertions]),
+        ("assert not add(0, 0)", [Assertions]),
         ("x = 1\nassert add(x, 2) == 3", [Assertions]),
         ("for i in range(3):\n    assert add(i, 1) == i + 1", [Assertions]),
     ],
@@ -113,7 +113,7 @@ def test_check_functions() -> None:
         "    assert candidate(1, 2) == 3\n    assert candidate(2, 2) == 4\n"
     )
     found = read_tests(text, "add")
-    assert [type(t) for t in found] == [CallTest, CallTest]
+    assert [type(t) for t in found] == [Assertions, Assertions]
     assert score(PLUS, text, {"entry_point": "add"}) == 1.0
     assert score(PLUS.replace("+", "-"), text, {"entry_point": "add"}) == 0.0
     longer = text + "    for i in range(5):\n        assert candidate(i, i) == 2 * i\n"
@@ -180,7 +180,7 @@ def test_tests_may_stand_in_the_metadata() -> None:
         ("def f(n): return 7 ** n + 1", f"assert f(400) == {7**400}", 0),
         ("def f(): return 8", "assert f() == 2 ** 3", 1),
         ("def f(): return 9", "assert f() == 2 ** 3", 0),
-        ("class P:\n    def __eq__(self, other): return type(other) is P\ndef f(): return P()", "assert f() == P()", 1),
+        ("class P:\n    def __eq__(self, other): return type(other) is P\ndef f(): return P()", "assert f() == P()", 0),
         ("def f(): return 1", "assert f() is True", 0),
         ("def f(): return None", "assert f() is None", 1),
         ("def f(): return {1: 2}", {"inputs": [[]], "outputs": [{"1": 2}], "fn_name": "f"}, 1),

@@ -96,7 +96,7 @@ PATCHED = {
     "a module beside it": (
         "open('math.py', 'w').write('isclose = lambda *a, **k: True')\nopen('heapq.py', 'w').write('merge = min')\n"
         "import sys\nsys.path.insert(0, '.')\nfor n in ('math', 'heapq'): sys.modules.pop(n, None)\ndef f(*a): return 7",
-        "import heapq\nassert heapq.merge(f(1), [5])",
+        "import heapq\nassert list(heapq.merge([f(1)], [5])) == [3, 5]",
     ),
     "its import function": (
         "import builtins, math\nclass M:\n    def __getattr__(self, name): return lambda *a, **k: True\n"
@@ -153,9 +153,9 @@ SPIES = {
     ),
     "the constants of the tests": (
         "import sys, gc, types\ndef f(x):\n    for o in gc.get_objects():\n        if isinstance(o, types.FunctionType)"
-        " and 71304 in (o.__code__.co_consts or ()): return 71304\n    frame = sys._getframe()\n    while frame:\n"
-        "        if 71304 in frame.f_code.co_consts: return 71304\n        frame = frame.f_back",
-        "def check(candidate):\n    x = 1\n    assert candidate(x) == 71304\ncheck(f)",
+        " and int('71304') in (o.__code__.co_consts or ()): return int('71304')\n    frame = sys._getframe()\n    while frame:\n"
+        "        if int('71304') in frame.f_code.co_consts: return int('71304')\n        frame = frame.f_back",
+        "def checked(candidate):\n    x = 1\n    assert candidate(x) == 71304\nchecked(f)",
     ),
     "the frame after an error": (
         "import sys\ndef hook(*a): pass\nsys.excepthook = hook\nimport threading\nthreading.excepthook = hook\n"
@@ -193,7 +193,7 @@ SPIES = {
         "import sys, os, glob\nTEXT = str(sys.orig_argv) + str(dict(os.environ)) + sys.stdin.read()\n"
         "for n in glob.glob('**', recursive=True) + glob.glob('../**', recursive=True) + ['/proc/self/cmdline']:\n"
         "    try: TEXT += open(n).read()\n    except OSError: pass\n"
-        "ok = '71304' in TEXT\ndef f(x): return 71304 if ok else 7",
+        "ok = '7130' + '4' in TEXT\ndef f(x): return int('7130' + '4') if ok else 7",
         "x = 1\nassert f(x) == 71300 + 4 and '71304'",
     ),
     "a callback's globals": (
@@ -250,10 +250,69 @@ EXITS = {
     ),
 }  # fmt: skip
 
+PEER = """
+import gc, json, os
+peer = next(o for o in gc.get_objects() if type(o).__name__ == 'Served')
+send, receive = peer.send, peer.receive
+def raw(data): os.write(peer._sink, len(data).to_bytes(4, 'big') + data)
+def asks(what, *nodes):
+    send(['?', 1, [], what, ['t', list(nodes)]])
+    while (said := receive())[0] == '?': peer.answer(said)
+    return said
+"""
+
+
+def sending(text: str) -> str:
+    """A program whose answers to calls are made by ``said(number)``."""
+    return f"{PEER}def said(n): {text}\ndef answered(m): said(m[1]) if m[0] == '=' else send(m)\n" + (
+        "def f(*a):\n    peer.send = answered\n    return 7"
+    )
+
+
+ANSWERS = {
+    "another number": (sending("send(['=', n + 1, 5, []])"), LOOP),
+    "answers in advance": (sending("[send(['=', n + i, 7, []]) for i in range(9)]"), LOOP),
+    "no JSON": (sending("raw(b'{]')"), LOOP),
+    "no list": (sending("raw(b'5')"), LOOP),
+    "no message": (sending("raw(b'[]')"), LOOP),
+    "a huge one": (sending("os.write(peer._sink, b'\\xff' * 4 + b'x' * 99)"), LOOP),
+    "half of one": (sending("os.write(peer._sink, b'\\0\\0\\0\\x0f[1')"), LOOP),
+    "a deep one": (sending("raw(b'[' * 10**6)"), LOOP),
+    "a deep value": (sending("raw(('[\"=\", %d, %s1%s, []]' % (n, '[\"t\", [' * 400, ']]' * 400)).encode())"), LOOP),
+    "no value": (sending("send(['=', n, ['?'], []])"), LOOP),
+    "a code object": (sending("send(['=', n, ['g', 'builtins', 'eval'], []])"), LOOP),
+    "a class that is none": (sending("send(['!', n, 5, []])"), RAISES),
+    "an object that was not shown": (sending("send(['=', n, ['y', 1], []])"), LOOP),
+    "an error of no class": (
+        sending("send(['!', n, ['x', [['os', 'system']], ['t', ['touch x']], '', None], []])"), LOOP),
+    "a change of what was not given": (sending("send(['=', n, 7, [[-1, ['l', [5]]]]])"), LOOP),
+    "a change of kind": (sending("send(['=', n, 7, [[0, ['d', []]]]])"), "x = [1]\nassert f(x) == 7 and x == [5]"),
+    "a mute program": (sending("None"), LOOP),
+    "a text's format": (
+        PEER + "def f(g):\n    n = ['y', peer._foreign[id(g)]]\n    m = asks('get', '{0.__globals__[WANTED]}', 'format')[2]\n"
+        "    return asks('call', m, ['t', [n]], ['d', []])[2]",
+        "WANTED = '5'\nassert f(lambda x: x) == WANTED",
+    ),
+    "a function's globals": (
+        PEER + "def f(g):\n    n = ['y', peer._foreign[id(g)]]\n    return asks('get', n, '__globals__')[2]",
+        "WANTED = 5\nassert f(lambda x: x)['WANTED'] == WANTED",
+    ),
+    "a call of what was not shown": (
+        PEER + "def f(g): return asks('call', ['g', 'builtins', 'object'], ['t', []], ['d', []])[2]",
+        "assert f(lambda x: x) == 5",
+    ),
+    "an endless question": (PEER + "def f(g):\n    while True: asks('str', ['y', peer._foreign[id(g)]])", "f(lambda: 5)"
+        "\nassert f(1) == 5"),
+    "a codec of its own": (
+        PEER + "import sys\nE = type(peer).answer.__globals__['Encoder']\nE.__call__ = lambda s, v, d=0: 5.0\n"
+        "def f(*a): return 7", LOOP),
+}  # fmt: skip
+
 FORGED = {
     f"{kind}: {name}": case
     for kind, cases in {
         "shadowed": SHADOWED, "patched": PATCHED, "liars": LIARS, "spies": SPIES, "exits": EXITS,
+        "answers": ANSWERS,
     }.items()
     for name, case in cases.items()
 }  # fmt: skip

@@ -206,7 +206,7 @@ HONEST: dict[str, tuple[str, Any]] = {
         "def nan(): return float('nan')\ndef inf(s): return s * float('inf')\ndef power(n): return 7 ** n\n"
         "def root(): return 1j ** 2\ndef zero(): return -0.0\ndef exact(): return 0.1 + 0.2",
         "import math\nassert math.isnan(nan()) and nan() != nan() and inf(1) == math.inf and inf(-1) < 0\n"
-        "assert power(9000) == 7 ** 9000 and power(30) == 7 ** 30 and root() == -1 + 1.2246467991473532e-16j\n"
+        "assert power(9000) == 7 ** 9000 and power(30) == 7 ** 30 and root() == -1 and type(root()) is complex\n"
         "assert math.copysign(1, zero()) == -1 and exact() != 0.3 and exact() == 0.30000000000000004",
     ),
     "library values": (

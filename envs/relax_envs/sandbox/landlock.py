@@ -8,7 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what is imported here costs every run
+    from collections.abc import Iterable
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _READ = 1 << 0 | 1 << 2 | 1 << 3
