@@ -95,7 +95,8 @@ PATCHED = {
     ),
     "a module beside it": (
         "open('math.py', 'w').write('isclose = lambda *a, **k: True')\nopen('heapq.py', 'w').write('merge = min')\n"
-        "import sys\nsys.path.insert(0, '.')\nfor n in ('math', 'heapq'): sys.modules.pop(n, None)\ndef f(*a): return 7",
+        "import sys\nsys.path.insert(0, '.')\nfor n in ('math', 'heapq'): sys.modules.pop(n, None)\n"
+        "def f(*a): return 7",
         "import heapq\nassert list(heapq.merge([f(1)], [5])) == [3, 5]",
     ),
     "its import function": (
@@ -153,7 +154,8 @@ SPIES = {
     ),
     "the constants of the tests": (
         "import sys, gc, types\ndef f(x):\n    for o in gc.get_objects():\n        if isinstance(o, types.FunctionType)"
-        " and int('71304') in (o.__code__.co_consts or ()): return int('71304')\n    frame = sys._getframe()\n    while frame:\n"
+        " and int('71304') in (o.__code__.co_consts or ()): return int('71304')\n    frame = sys._getframe()\n"
+        "    while frame:\n"
         "        if int('71304') in frame.f_code.co_consts: return int('71304')\n        frame = frame.f_back",
         "def checked(candidate):\n    x = 1\n    assert candidate(x) == 71304\nchecked(f)",
     ),
@@ -289,7 +291,8 @@ ANSWERS = {
     "a change of kind": (sending("send(['=', n, 7, [[0, ['d', []]]]])"), "x = [1]\nassert f(x) == 7 and x == [5]"),
     "a mute program": (sending("None"), LOOP),
     "a text's format": (
-        PEER + "def f(g):\n    n = ['y', peer._foreign[id(g)]]\n    m = asks('get', '{0.__globals__[WANTED]}', 'format')[2]\n"
+        PEER + "def f(g):\n    n = ['y', peer._foreign[id(g)]]\n"
+        "    m = asks('get', '{0.__globals__[WANTED]}', 'format')[2]\n"
         "    return asks('call', m, ['t', [n]], ['d', []])[2]",
         "WANTED = '5'\nassert f(lambda x: x) == WANTED",
     ),

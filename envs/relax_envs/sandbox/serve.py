@@ -65,9 +65,7 @@ class Served(Peer):
         return self._foreign.get(id(value))
 
     def shared(self, value: Any) -> list[Any] | None:
-        if type(value) is type and TYPES.get(value.__name__) is value:
-            return ["builtins", value.__name__]
-        return None
+        return next((["builtins", name] for name, one in TYPES.items() if one is value), None)
 
     def found(self, module: str, name: str) -> Any:
         import importlib
