@@ -246,6 +246,11 @@ EXITS = {
         "x = 1\nassert list(f(x)) == [5]",
     ),
     "standard input": ("import sys, io\nsys.stdin = io.StringIO('5')\ndef f(x): return sys.stdin.read()", LOOP),
+    "a method replaced": (
+        "def f(spy):\n    spy.saw = lambda x: True\n    spy.items = 5",
+        "class Spy:\n    items = 0\n    def saw(self, x): return self.items == x\nspy = Spy()\n"
+        "try:\n    f(spy)\nexcept AttributeError: pass\nassert spy.saw(7)",
+    ),
     "an assertion caught": (
         "def f(g):\n    try: g(7)\n    except AssertionError: pass",
         "def g(x):\n    assert x == 5\nf(g)",

@@ -67,7 +67,8 @@ def f(x):
 HELPERS = "import math\ndef poly(xs, x):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n"
 ZERO = HELPERS + (
     "def find_zero(xs):\n    low, high = -1.0, 1.0\n    while poly(xs, low) * poly(xs, high) > 0: low *= 2; high *= 2\n"
-    "    while high - low > 1e-10:\n        mid = (low + high) / 2\n        if poly(xs, low) * poly(xs, mid) > 0: low = mid\n"
+    "    while high - low > 1e-10:\n        mid = (low + high) / 2\n        if poly(xs, low) * poly(xs, "
+    "mid) > 0: low = mid\n"
     "        else: high = mid\n    return low\n"
 )
 
@@ -160,7 +161,8 @@ HONEST: dict[str, tuple[str, Any]] = {
     ),
     "pytest": (
         ERRORS,
-        "import pytest\nwith pytest.raises(ValueError, match='negative'):\n    f(-1)\nwith pytest.raises(Empty):\n    f(0)\n"
+        "import pytest\nwith pytest.raises(ValueError, match='negative'):\n    f(-1)\n"
+        "with pytest.raises(Empty):\n    f(0)\n"
         "assert f(7) == pytest.approx(7.0000001)",
     ),
     "recursion": (
@@ -186,7 +188,8 @@ HONEST: dict[str, tuple[str, Any]] = {
         "apply(seen.append, [1, 2])\nassert seen == [1, 2]",
     ),
     "keys": (
-        "def last(x): return x[-1]\ndef order(xs, key=None, reverse=False): return sorted(xs, key=key, reverse=reverse)",
+        "def last(x): return x[-1]\ndef order(xs, key=None, reverse=False): return sorted(xs, key=key, "
+        "reverse=reverse)",
         "assert sorted([(1, 3), (2, 1)], key=last) == [(2, 1), (1, 3)]\nassert max('ab', 'ca', key=last) == 'ab'\n"
         "assert order(['bb', 'a'], key=lambda s: len(s)) == ['a', 'bb'] and order([1, 2], reverse=True) == [2, 1]\n"
         "assert list(map(last, [[1, 2], [3]])) == [2, 3] and list(filter(last, [[0], [1]])) == [[1]]",
@@ -215,15 +218,18 @@ HONEST: dict[str, tuple[str, Any]] = {
         "defaultdict(list, a=[1]), Decimal('1.10'), Fraction(1, 3), t.date(2024, 2, 29), t.timedelta(1, 2, 3), "
         "t.datetime(2024, 1, 2, 3, 4, 5, 6), range(3), P(1, 2), {1: 2}.keys(), bytearray(b'a'), t.time(1, 2)]",
         "from collections import *\nfrom decimal import Decimal\nfrom fractions import Fraction\nimport datetime as t\n"
-        "a, b, c, d, e, g, h, i, j, k, p, q, r, s = f()\nassert a == Counter('aab') and a.most_common(1) == [('a', 2)]\n"
+        "a, b, c, d, e, g, h, i, j, k, p, q, r, s = f()\nassert a == Counter('aab') and "
+        "a.most_common(1) == [('a', 2)]\n"
         "assert b == deque([1, 2]) and b.maxlen == 3 and c == OrderedDict(a=1, b=2) != OrderedDict(b=2, a=1)\n"
-        "assert d == {'a': [1]} and e == Decimal('1.1') and str(e) == '1.10' and g == Fraction(1, 3) and g.numerator == 1\n"
+        "assert d == {'a': [1]} and e == Decimal('1.1') and str(e) == '1.10' and g == Fraction(1, 3) and "
+        "g.numerator == 1\n"
         "assert h == t.date(2024, 2, 29) and i == t.timedelta(1, 2, 3) and j == t.datetime(2024, 1, 2, 3, 4, 5, 6)\n"
         "assert k == range(3) and p == (1, 2) and p.x == 1 and q == {1} and r == b'a' and s == t.time(1, 2)",
     ),
     "enums and data classes": (
         "from enum import Enum\nfrom dataclasses import dataclass\nclass Colour(Enum):\n    RED = 1\n    BLUE = 2\n"
-        "@dataclass\nclass Point:\n    x: int = 0\n    y: int = 0\n    def moved(self, dx): return Point(self.x + dx, self.y)\n"
+        "@dataclass\nclass Point:\n    x: int = 0\n    y: int = 0\n    def moved(self, "
+        "dx): return Point(self.x + dx, self.y)\n"
         "def mix(c): return Colour.BLUE if c is Colour.RED else Colour.RED",
         "assert mix(Colour.RED) == Colour.BLUE and mix(Colour.BLUE) is Colour.RED and mix(Colour.RED).name == 'BLUE'\n"
         "p = Point(1, y=2).moved(3)\nassert (p.x, p.y) == (4, 2) and str(p) == 'Point(x=4, y=2)'\n"
@@ -236,12 +242,14 @@ HONEST: dict[str, tuple[str, Any]] = {
     "check": (
         "def add(a, b): return a + b",
         "METADATA = {'author': 'x'}\ndef check(candidate):\n    assert candidate(1, 2) == 3, 'message'\n"
-        "    for i in range(5):\n        assert candidate(i, i) == 2 * i\n    assert abs(candidate(0.1, 0.2) - 0.3) < 1e-9\n"
+        "    for i in range(5):\n        assert candidate(i, i) == 2 * i\n    assert abs(candidate(0.1, "
+        "0.2) - 0.3) < 1e-9\n"
         "    assert candidate(b=1, a=2) == 3",
     ),
     "a helper of the program": (
         ZERO,
-        "def check(candidate):\n    import math\n    import random\n    rng = random.Random(42)\n    for _ in range(3):\n"
+        "def check(candidate):\n    import math\n    import random\n    rng = random.Random(42)\n"
+        "    for _ in range(3):\n"
         "        coeffs = [rng.randint(-10, 10) or 1, 0, 0, rng.randint(1, 10)]\n"
         "        assert math.fabs(poly(coeffs, candidate(list(coeffs)))) < 1e-4",
     ),

@@ -122,6 +122,8 @@ class Judge(Peer):
                 name = operands[1]
                 if type(name) is not str or name.startswith("_") or isinstance(target, _CLOSED):
                     raise AttributeError(name)
+                if what == "set" and callable(getattr(target, name, None)):
+                    raise AttributeError(f"{name} is a method")  # by which the tests may judge
             return _SERVED[what](*operands)
         except AssertionError:  # of a test, whether or not the program lets it pass
             self.blamed = "wrong"
