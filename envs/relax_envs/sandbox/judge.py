@@ -309,10 +309,10 @@ def _code(program: int) -> int | None:
     return None
 
 
-def run(judge: Judge, program: int, report: int, tests: list[dict[str, Any]]) -> None:
+def run(judge: Judge, program: int, report: int, tests: list[dict[str, Any]]) -> bool:
     """Judge and report, a JSON text a line: how each test came out, as far as the program lived; then that this is all.
 
-    Of a program that is gone its exit code is said.
+    Of a program that is gone its exit code is said. Returns whether it is.
     """
 
     def say(what: Any) -> None:
@@ -323,9 +323,12 @@ def run(judge: Judge, program: int, report: int, tests: list[dict[str, Any]]) ->
     except (Exception, Broken):
         lost = True
     sys.modules["solution"] = Solution(judge)
+    code = None
     for test in tests:
         how = "lost" if lost else _verdict(judge, test)
-        say(how if how != "lost" else _code(program))
+        code = _code(program) if how == "lost" else None
+        say(code if how == "lost" else how)
         if lost or judge.broken:
             break
     say("end")
+    return code is not None

@@ -73,19 +73,20 @@ def _as_judge(settings: "dict[str, Any]", source: int, sink: int, program: int) 
 
     os.environ["HOME"] = os.environ["TMPDIR"] = folder = f"{settings['folder']}/judge"
     os.chdir(folder)
-    held = _guard(settings, folder, settings["parent"])
+    held = _guard(settings, folder, settings["parent"], judges=True)
     judge = Judge(source, sink)
     theirs = judge.receive()
     _begin(settings["status"], [layer for layer in held if layer in theirs], program)
-    run(judge, program, settings["report"], json.loads(sys.stdin.buffer.read()))
+    gone = run(judge, program, settings["report"], json.loads(sys.stdin.buffer.read()))
     os.close(settings["report"])
     os.close(sink)
-    os.waitpid(program, 0)
+    if not gone:
+        os.waitpid(program, 0)
     os._exit(0)
 
 
-def _guard(settings: "dict[str, Any]", folder: str, parent: int) -> "list[str]":
-    """Put every layer up that this system has; their names."""
+def _guard(settings: "dict[str, Any]", folder: str, parent: int, judges: bool = False) -> "list[str]":
+    """Put every layer up that this system has; their names. A judge's death is to be a signal to its program."""
     import ctypes
 
     import landlock
@@ -107,7 +108,7 @@ def _guard(settings: "dict[str, Any]", folder: str, parent: int) -> "list[str]":
     if libc.capset(ctypes.byref(header), ctypes.byref(nothing)):  # root without its powers
         raise OSError(ctypes.get_errno(), "capset")
     if landlock.abi():
-        landlock.apply([folder], settings["readable"], ["/dev/null", "/dev/zero", "/dev/urandom"])
+        landlock.apply([folder], settings["readable"], ["/dev/null", "/dev/zero", "/dev/urandom"], judges)
         held.append("files")
     if seccomp.supported():
         seccomp.apply()
