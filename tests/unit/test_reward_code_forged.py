@@ -123,6 +123,15 @@ LIARS = {
     "an object that is in all": (liar(), "x = 1\nassert f(x) in (5, 6)"),
     "an object that holds all": (liar(), "x = 1\nassert 5 in f(x)"),
     "an object with methods that say yes": (liar(), TEXT),
+    "an error with methods that say yes": (
+        "class E(Exception):\n    def __getattr__(self, name): return lambda *a: True\ndef f(*a): return E()",
+        TEXT,
+    ),
+    "a tuple with methods that say yes": (
+        "from collections import namedtuple\nT = namedtuple('T', 'startswith isalpha')\n"
+        "def yes(*a): return True\ndef f(*a): return T(yes, yes)",
+        TEXT,
+    ),
     "an object with no difference": (liar(), "x = 1\nassert f(x).issuperset({1}) and not f(x).difference({5})"),
     "a hash that is all": (liar(), "x = 1\nassert {f(x)} == {5}"),
     "liars in a list": (liar() + "g = f\ndef f(*a): return [g(), g()]", "x = 1\nassert f(x) == [5, 6]"),

@@ -22,14 +22,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from relax_envs.sandbox.peer import Broken, Peer
-    from relax_envs.sandbox.wire import TYPES, Encoder
+    from relax_envs.sandbox.wire import JUDGING, TYPES, Encoder
 else:
     from peer import Broken, Peer
-    from wire import TYPES
+    from wire import JUDGING, TYPES
 
-_JUDGING = {name for kind in (str, bytes, set, float) for name in dir(kind) if name.startswith("is")}
-_JUDGING |= {"startswith", "endswith", "difference", "symmetric_difference", "all", "any"}
-"""Methods of builtin values, and arrays, whose answer is nearly a verdict: the program's objects have none of these."""
 _CALLED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _CLOSED = (*_CALLED, types.ModuleType, types.GeneratorType, types.CoroutineType, types.FrameType, types.TracebackType)
 """Of these a program sees no attributes: they lead to the tests."""
@@ -46,6 +43,13 @@ class Judge(Peer):
         self.broken: str | None = None
         self.blamed: str | None = None
         self.error: BaseException | None = None
+
+    def ask(self, what: str, *operands: Any) -> Any:
+        if what == "get":
+            name = operands[1]
+            if name in JUDGING or (name.startswith("__") and name != "__name__"):
+                raise AttributeError(f"{name!r} of an object of the program")
+        return super().ask(what, *operands)
 
     def exchange(self, what: str, node: Any, kept: list[Any]) -> tuple[bool, Any]:
         if self.broken is None:
@@ -157,8 +161,6 @@ class Handle:
         return _ask("call", self, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
-        if (name.startswith("__") and name != "__name__") or name in _JUDGING:
-            raise AttributeError(f"{name!r} of an object of the program")
         return _ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -13,7 +13,7 @@ _OTHERS = {"np": "numpy", "pd": "pandas", **{name: name for name in ("numpy", "p
 _MODULES = {**{name: name for name in sys.stdlib_module_names}, **_OTHERS}
 """Taken for modules where tests ask for their attributes."""
 _LIBRARY = {
-    **dict.fromkeys(("isclose", "fabs", "sqrt", "floor", "ceil", "gcd", "factorial", "pi", "inf", "nan"), "math"),
+    **dict.fromkeys(("isclose", "fabs"), "math"),
     **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque"), "collections"),
     "reduce": "functools",
     "Decimal": "decimal",

@@ -25,6 +25,9 @@ _FLAT = (str, float, bool, type(None))
 TYPES = {t.__name__: t for t in (int, float, str, bytes, bool, complex, list, tuple, dict, set, frozenset, object)}
 _BASES = (int, float, complex, str, bytes, tuple, frozenset)
 """What a subclass of these holds cannot change: it goes by content."""
+JUDGING = {name for kind in (str, bytes, set, float) for name in dir(kind) if name.startswith("is")}
+JUDGING |= {"startswith", "endswith", "difference", "symmetric_difference", "all", "any"}
+"""Methods of builtin values, and arrays, whose answer is nearly a verdict: nothing of the program's own has these."""
 NUMBERED = (deque, Counter, OrderedDict, defaultdict, list, dict, set, bytearray)
 
 
@@ -206,6 +209,8 @@ def _bytes(text: str) -> bytes:
 
 @lru_cache(100)
 def _class_of(name: str, *fields: str) -> Any:
+    if JUDGING & {*fields}:
+        raise Unsayable("a field with the name of a method of builtin values")
     return namedtuple(name, fields)  # which checks the names
 
 
