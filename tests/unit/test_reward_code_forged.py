@@ -306,13 +306,14 @@ ANSWERS = {
     "a mute program": (sending("None"), LOOP),
     "a text's format": (
         PEER + "def f(g):\n    n = ['y', peer._foreign[id(g)]]\n"
-        "    m = asks('get', '{0.__globals__[WANTED]}', 'format')[2]\n"
+        "    m = ['y', asks('get', '{0.__globals__[WANTED]}', 'format')[2][1]]\n"
         "    return asks('call', m, ['t', [n]], ['d', []])[2]",
         "WANTED = '5'\nassert f(lambda x: x) == WANTED",
     ),
     "a function's globals": (
-        PEER + "def f(g):\n    n = ['y', peer._foreign[id(g)]]\n    return asks('get', n, '__globals__')[2]",
-        "WANTED = 5\nassert f(lambda x: x)['WANTED'] == WANTED",
+        PEER + "def f(g):\n    said = asks('get', ['y', peer._foreign[id(g)]], '__globals__')\n"
+        "    return 5 if 'WANTED' in str(said) else 7",
+        "WANTED = 5\nassert f(lambda x: x) == WANTED",
     ),
     "a call of what was not shown": (
         PEER + "def f(g): return asks('call', ['g', 'builtins', 'object'], ['t', []], ['d', []])[2]",
