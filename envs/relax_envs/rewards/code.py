@@ -36,19 +36,21 @@ class Code(Reward):
       no language, else the last one. A reply without a complete block has none: 0. ``fenced: false`` takes the whole
       reply then.
     - Tests are the task's answer, or a column of its metadata: ``relax_envs.sandbox.task_tests`` lists their forms.
-      Outputs are compared line by line, white space at the ends of lines and of the text left out. Values are compared
-      exactly. For tests of functions the program runs as a module: ``__name__`` is not ``__main__``.
+      Outputs are compared line by line, white space at the ends of lines and of the text left out. For tests of
+      functions the program runs as a module: ``__name__`` is not ``__main__``.
     - What the program does wrong is its fault and 0: an exception, a wrong result, too much time, memory or output,
       what it may not do. So a policy cannot escape a 0 by hanging its grader.
     - A sandbox that does not work, and tests that cannot be read, are errors that are counted; the play abstains.
-    - Among the trajectory's metrics are ``code/passed``, the share of tests (without ``partial`` the runs end at the
-      first that fails, and those behind it have not passed), and, where one failed, ``code/<how>`` of the first: wrong,
-      failed, timeout, memory, flood, killed; or missing, too_long: of the program.
+    - Among the trajectory's metrics are ``code/passed``, the share of tests (without ``partial`` no run follows one in
+      which a test failed, and what was not run has not passed), and, where one failed, ``code/<how>`` of the first:
+      wrong, failed, timeout, memory, flood, killed; or missing, too_long: of the program.
 
-    Only tests by input and output, and equalities with literals, cannot be faked: of other assertions a program can
-    replace what they use, and score 1. Do not train on such tests.
+    Tests that are Python run in a process of their own, the judge, which has only values and handles of what is in the
+    program's: a program passes by answering with values that the tests take for right, and cannot replace what they
+    compare with. Weak tests stay weak, and objects of a program's own classes equal only themselves.
 
-    Abstains where the play failed. docs/sandbox.md says what a program can and cannot do, and on which systems.
+    Abstains where the play failed. docs/sandbox.md says what programs and tests can and cannot do, and on which
+    systems.
     """
 
     class Config(ComponentConfig):
@@ -61,13 +63,13 @@ class Code(Reward):
         most_tests: PositiveInt = 50
         """Only so many tests are run, the first of the task."""
         seconds: Annotated[float, Field(gt=0)] = 6.0
-        """For each run of the program, by the clock."""
+        """For each run of the program, by the clock, its tests included."""
         total_seconds: Annotated[float, Field(gt=0)] = 15.0
         """For all runs of a reply's program; tests that were not run by then are failed. The section's ``timeout``
         counts waiting, too: it should be at least this times group_size / ``concurrency``, or replies at the end of
         the queue abstain where others before them take all their time."""
         memory_mb: Annotated[int, Field(ge=64)] = 1024
-        """Address space of each run, Python included."""
+        """Address space of each process, Python included."""
         concurrency: PositiveInt = 2
         """Programs that run at the same time."""
         longest: PositiveInt = 100_000
