@@ -232,6 +232,21 @@ def test_a_part_of_the_tests_may_count() -> None:
     assert score(GOOD, [*ADD, {"input": "x", "output": "y"}], partial=True) == pytest.approx(2 / 3)
 
 
+def test_a_test_that_ends_the_program_costs_itself_alone() -> None:
+    program = "import os, time\ndef f(x):\n    if x == 2: os._exit(0)\n    if x == 4: time.sleep(9)\n    return x"
+    trajectory = played(reply(program), answer=[f"assert f({x}) == {x}" for x in range(1, 7)])
+    assert rewarded(Code, trajectory, partial=True, seconds=1.0) == pytest.approx(4 / 6)
+    assert trajectory.metrics["code/failed"] == 1.0
+    assert rewarded(Code, trajectory) == 0.0 and trajectory.metrics["code/passed"] == pytest.approx(1 / 6)
+
+
+def test_each_test_has_its_time() -> None:
+    program = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x"
+    tests = [f"assert f({x}) == {x}" for x in range(4)]
+    assert rewarded(Code, played(reply(program), answer=tests), seconds=1.5) == 1.0
+    assert rewarded(Code, played(reply(program), answer=tests), total_seconds=1.5, partial=True) < 1.0
+
+
 def test_time_for_all_tests_is_bounded() -> None:
     slow = [{"input": "", "output": "1"}] * 20
     trajectory = played(reply("import time; time.sleep(0.2); print(1)"), answer=slow)

@@ -63,9 +63,9 @@ class Code(Reward):
         most_tests: PositiveInt = 50
         """Only so many tests are run, the first of the task."""
         seconds: Annotated[float, Field(gt=0)] = 6.0
-        """For each run of the program, by the clock, its tests included."""
+        """For each test, by the clock; the program's beginning counts to the first."""
         total_seconds: Annotated[float, Field(gt=0)] = 15.0
-        """For all runs of a reply's program; tests that were not run by then are failed. The section's ``timeout``
+        """For all tests of a reply's program; those that were not run by then are failed. The section's ``timeout``
         counts waiting, too: it should be at least this times group_size / ``concurrency``, or replies at the end of
         the queue abstain where others before them take all their time."""
         memory_mb: Annotated[int, Field(ge=64)] = 1024
@@ -123,7 +123,7 @@ class Code(Reward):
             if left <= 0 or stop.is_set():
                 found += ["timeout"] * (len(tests) - len(found))
             else:
-                limits = replace(self._limits, seconds=min(self._limits.seconds, left))
+                limits = replace(self._limits, seconds=min(self._limits.seconds, left), whole_seconds=left)
                 found += _tried(program, tests[len(found) :], limits, stop)
         return found
 
@@ -175,7 +175,7 @@ def _tried(program: str, tests: Sequence[Test], limits: Limits, stop: threading.
     survive."""
     first = tests[0]
     if isinstance(first, StandardIO):
-        limits = replace(limits, output_bytes=limits.output_bytes + 8 * len(first.stdout))
+        limits = replace(limits, output_bytes=limits.output_bytes + 8 * len(first.stdout), whole_seconds=None)
         outcome = run(program, stdin=first.stdin.encode(errors="replace"), limits=limits, stop=stop)
         same = _lines(outcome.stdout.decode(errors="replace")) == _lines(first.stdout)
         return [outcome.how if outcome.how != "ended" else "passed" if same else "wrong"]

@@ -24,7 +24,10 @@ class Limits:
     """What a program may use."""
 
     seconds: float = 6.0
-    """By the clock, from when the program begins; also of computing, rounded up, Python's start included."""
+    """By the clock, from when the program begins, or for each test of a judge; without one also of computing, rounded
+    up, Python's start included."""
+    whole_seconds: float | None = None
+    """Of a run with a judge, all its tests together; also of computing of each process. None: ``seconds``."""
     memory_bytes: int = 1 << 30
     """Of address space, Python itself included."""
     output_bytes: int = 1 << 20

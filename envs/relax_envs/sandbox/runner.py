@@ -86,7 +86,7 @@ def _run_in(
 def _start(folder: str, limits: Limits, status: int, report: int | None) -> subprocess.Popen[bytes]:
     settings = {
         "limits": {
-            "RLIMIT_CPU": math.ceil(limits.seconds) + 1,
+            "RLIMIT_CPU": math.ceil(limits.whole_seconds or limits.seconds) + 1,
             "RLIMIT_AS": limits.memory_bytes,
             "RLIMIT_FSIZE": limits.file_bytes,
             "RLIMIT_NOFILE": limits.files,

@@ -32,6 +32,8 @@ class Watch:
     ) -> None:
         self.child, self.folder, self.limits, self.stop = child, folder, limits, stop
         self._begun: float | None = None
+        self._since: float | None = None
+        self._reported = 0
         self._layers: list[str] = []
         self._program: int | None = None
         """The process of the program where the child is its judge."""
@@ -93,7 +95,7 @@ class Watch:
         while True:
             now = time.monotonic()
             self._hear(streams)
-            end = start + _START if self._begun is None else self._begun + self.limits.seconds
+            end = self._end_of_time(start, len(streams.taken["report"]))
             if now >= end:
                 return "timeout"
             if self.stop is not None and self.stop.is_set():
@@ -113,6 +115,15 @@ class Watch:
             else:
                 time.sleep(min(max(0.0, wait), pause))
                 pause = min(2 * pause, 0.05)
+
+    def _end_of_time(self, start: float, reported: int) -> float:
+        """When it is too late; each verdict that is reported makes that later, up to the end of all."""
+        if self._begun is None:
+            return start + _START
+        if self._reported != reported:
+            self._reported, self._since = reported, time.monotonic()
+        seconds, whole = self.limits.seconds, self.limits.whole_seconds
+        return min((self._since or self._begun) + seconds, self._begun + (seconds if whole is None else whole))
 
     def _has_made_too_much(self) -> bool:
         if holds_more(self.folder, self.limits.folder_bytes, self.limits.entries):
