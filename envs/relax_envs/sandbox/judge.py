@@ -30,7 +30,7 @@ else:
 _CALLED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _CLOSED = (*_CALLED, types.ModuleType, types.GeneratorType, types.CoroutineType, types.FrameType, types.TracebackType)
 """Of these a program sees no attributes: they lead to the tests."""
-_PATIENCE = 0.5
+_PATIENCE = 2.0
 """Seconds for a program that closed its pipe to end."""
 
 

@@ -102,6 +102,8 @@ def _guard(settings: "dict[str, Any]", folder: str, parent: int, judges: bool = 
     if libc.prctl(1, 9, 0, 0, 0) or os.getppid() != parent:  # PR_SET_PDEATHSIG: it dies with its parent
         raise OSError(ctypes.get_errno(), "the parent is gone")
     held.append("parent")
+    if judges:
+        libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: nobody of the same user may look into it
     if libc.prctl(38, 1, 0, 0, 0):  # PR_SET_NO_NEW_PRIVS
         raise OSError(ctypes.get_errno(), "no_new_privs")
     header, nothing = (ctypes.c_uint32 * 2)(CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
