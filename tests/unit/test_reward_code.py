@@ -139,6 +139,11 @@ def test_check_functions() -> None:
         {"inputs": [[1]], "outputs": [1], "fn_name": "not a name"},
         [1, 2],
         "def check(c):\n assert c",
+        "assert True",
+        "return\nassert f()",
+        "def g():\n    assert f()",
+        "class TestF:\n    def test_f(self):\n        assert f()",
+        "def test_f(x):\n    assert f(x)",
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error_of_the_row(given: Any) -> None:
@@ -192,6 +197,9 @@ def test_tests_may_stand_in_the_metadata() -> None:
         ("def f(): return 0.1 + 0.2", "assert abs(f() - 0.3) < 1e-9", 1),
         ("def f(): return [1]", "assert f()", 1),
         ("def f(): return []", "assert f()", 0),
+        (PLUS, "from solution import add\ndef test_a(): assert add(1, 2) == 3\ndef test_b(): assert add(1, 1) == 2", 1),
+        (PLUS, "from solution import add\ndef test_a(): assert add(1, 2) == 3\ndef test_b(): assert add(1, 1) == 1", 0),
+        (PLUS, "def t():\n    assert add(1, 1) == 1\nif __name__ == '__main__':\n    t()", 0),
         (METHOD, {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, 1),
         (PLUS, {"inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"], "fn_name": "add"}, 1),
         (PLUS, {"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "add"}, 1),

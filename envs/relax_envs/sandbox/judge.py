@@ -235,7 +235,7 @@ class Names(dict):  # type: ignore[type-arg]
     """The tests' namespace: what they do not define is Python's, else the program's; ``theirs`` is so in any case."""
 
     def __init__(self, judge: Judge, theirs: Iterable[str], **ours: Any) -> None:
-        super().__init__(ours, __name__="tests", __builtins__=builtins)
+        super().__init__(ours, __name__="__main__", __builtins__=builtins)
         self._judge, self._theirs = judge, frozenset(theirs)
 
     def __missing__(self, name: str) -> Any:

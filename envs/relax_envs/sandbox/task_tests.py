@@ -54,7 +54,7 @@ def read_tests(given: Any, function: str | None = None) -> list[Test]:
       ``fn_name``, or ``"testtype": "functional"``, the arguments and the value of a function (or method of
       ``Solution``);
     - ``{"test_list": [...]}`` (with ``test_setup_code`` or ``test_imports``), a list of assertions, or a text of them;
-      or with ``check(candidate)``;
+      or with ``check(candidate)``, or functions ``test_...()``;
     - JSON text of any of these.
 
     ``function``: the name of the function where the tests do not say it.
@@ -142,12 +142,28 @@ def _of_python(text: str, function: str | None) -> list[Test]:
         name = check.args.args[0].arg if check.args.args else "candidate"
         body = [_renamed(node, name, function) for node in check.body if not _says_nothing(node)]
     else:
+        text += _calls(tree)
         body = list(tree.body)
     if len(body) > 0 and all(isinstance(node, ast.Assert) for node in body):
         others = [n for n in tree.body if check is not None and n is not check and not _describes(n)]
         if not others:
             return [_assertions(ast.unparse(node), function) for node in body]
     return [_assertions(text, function)]
+
+
+def _calls(tree: ast.Module) -> str:
+    """Calls of the functions ``test_...`` that the tests do not call themselves. Raises ValueError where no assertion
+    would be run."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    unused = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name not in used]
+    called = [n for n in unused if isinstance(n, ast.FunctionDef) and n.name.startswith("test")]
+    for one in called:
+        if one.args.args or one.decorator_list:
+            raise ValueError(f"tests define {one.name} with parameters or decorators, which only pytest can run")
+    run = [node for node in tree.body if node not in unused or node in called]
+    if not any(isinstance(node, ast.Assert) for one in run for node in ast.walk(one)):
+        raise ValueError("tests hold no assertion that is run: they define it, and do not call it")
+    return "".join(f"\n{one.name}()" for one in called)
 
 
 def _assertions(text: str, function: str | None) -> Assertions:
