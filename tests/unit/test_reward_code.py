@@ -90,15 +90,15 @@ def test_a_bare_reply_may_be_a_program() -> None:
         ({"inputs": [["1", "2"]], "outputs": [["3"]]}, [StandardIO]),
         ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, [CallTest]),
         ({"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}, [CallTest]),
-        (CALLS, [CallTest] * 3),
-        (CALLS.splitlines(), [CallTest] * 3),
-        ({"test_list": CALLS.splitlines()}, [CallTest] * 3),
-        ("assert 3 == add(1, 2)", [CallTest]),
-        ("assert add(1, 2) == sum([1, 2])", [CallTest]),
+        (CALLS, [Assertions] * 3),
+        (CALLS.splitlines(), [Assertions] * 3),
+        ({"test_list": CALLS.splitlines()}, [Assertions] * 3),
+        ("assert 3 == add(1, 2)", [Assertions]),
+        ("assert add(1, 2) == sum([1, 2])", [Assertions]),
         ([{"input": "1\n2", "output": "3", "testtype": "functional", "fn_name": "add"}], [CallTest]),
         ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "import math"}, [Assertions]),
-        ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "", "test_imports": []}, [CallTest]),
-        ("assert not add(0, 0)", [CallTest]),
+        ({"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "", "test_imports": []}, [Assertions]),
+        ("assert not add(0, 0)", [Assertions]),
         ("x = 1\nassert add(x, 2) == 3", [Assertions]),
         ("for i in range(3):\n    assert add(i, 1) == i + 1", [Assertions]),
     ],
@@ -113,7 +113,7 @@ def test_check_functions() -> None:
         "    assert candidate(1, 2) == 3\n    assert candidate(2, 2) == 4\n"
     )
     found = read_tests(text, "add")
-    assert [type(t) for t in found] == [CallTest, CallTest]
+    assert [type(t) for t in found] == [Assertions, Assertions]
     assert score(PLUS, text, {"entry_point": "add"}) == 1.0
     assert score(PLUS.replace("+", "-"), text, {"entry_point": "add"}) == 0.0
     longer = text + "    for i in range(5):\n        assert candidate(i, i) == 2 * i\n"
@@ -139,6 +139,11 @@ def test_check_functions() -> None:
         {"inputs": [[1]], "outputs": [1], "fn_name": "not a name"},
         [1, 2],
         "def check(c):\n assert c",
+        "assert True",
+        "return\nassert f()",
+        "def g():\n    assert f()",
+        "class TestF:\n    def test_f(self):\n        assert f()",
+        "def test_f(x):\n    assert f(x)",
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error_of_the_row(given: Any) -> None:
@@ -180,7 +185,7 @@ def test_tests_may_stand_in_the_metadata() -> None:
         ("def f(n): return 7 ** n + 1", f"assert f(400) == {7**400}", 0),
         ("def f(): return 8", "assert f() == 2 ** 3", 1),
         ("def f(): return 9", "assert f() == 2 ** 3", 0),
-        ("class P:\n    def __eq__(self, other): return type(other) is P\ndef f(): return P()", "assert f() == P()", 1),
+        ("class P:\n    def __eq__(self, other): return type(other) is P\ndef f(): return P()", "assert f() == P()", 0),
         ("def f(): return 1", "assert f() is True", 0),
         ("def f(): return None", "assert f() is None", 1),
         ("def f(): return {1: 2}", {"inputs": [[]], "outputs": [{"1": 2}], "fn_name": "f"}, 1),
@@ -192,6 +197,9 @@ def test_tests_may_stand_in_the_metadata() -> None:
         ("def f(): return 0.1 + 0.2", "assert abs(f() - 0.3) < 1e-9", 1),
         ("def f(): return [1]", "assert f()", 1),
         ("def f(): return []", "assert f()", 0),
+        (PLUS, "from solution import add\ndef test_a(): assert add(1, 2) == 3\ndef test_b(): assert add(1, 1) == 2", 1),
+        (PLUS, "from solution import add\ndef test_a(): assert add(1, 2) == 3\ndef test_b(): assert add(1, 1) == 1", 0),
+        (PLUS, "def t():\n    assert add(1, 1) == 1\nif __name__ == '__main__':\n    t()", 0),
         (METHOD, {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, 1),
         (PLUS, {"inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"], "fn_name": "add"}, 1),
         (PLUS, {"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "add"}, 1),
@@ -230,6 +238,21 @@ def test_a_part_of_the_tests_may_count() -> None:
     assert rewarded(Code, trajectory) == 0.0 and trajectory.metrics["code/passed"] == pytest.approx(2 / 3)
     assert rewarded(Code, trajectory, partial=True) == pytest.approx(2 / 3)
     assert score(GOOD, [*ADD, {"input": "x", "output": "y"}], partial=True) == pytest.approx(2 / 3)
+
+
+def test_a_test_that_ends_the_program_costs_itself_alone() -> None:
+    program = "import os, time\ndef f(x):\n    if x == 2: os._exit(0)\n    if x == 4: time.sleep(9)\n    return x"
+    trajectory = played(reply(program), answer=[f"assert f({x}) == {x}" for x in range(1, 7)])
+    assert rewarded(Code, trajectory, partial=True, seconds=1.0) == pytest.approx(4 / 6)
+    assert trajectory.metrics["code/failed"] == 1.0
+    assert rewarded(Code, trajectory) == 0.0 and trajectory.metrics["code/passed"] == pytest.approx(1 / 6)
+
+
+def test_each_test_has_its_time() -> None:
+    program = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x"
+    tests = [f"assert f({x}) == {x}" for x in range(4)]
+    assert rewarded(Code, played(reply(program), answer=tests), seconds=1.5) == 1.0
+    assert rewarded(Code, played(reply(program), answer=tests), total_seconds=1.5, partial=True) < 1.0
 
 
 def test_time_for_all_tests_is_bounded() -> None:

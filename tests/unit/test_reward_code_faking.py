@@ -62,7 +62,7 @@ LIAR = "class E:\n    def __eq__(self, other): return True\ndef add(a, b): retur
         "import os\ndef add(a, b): os._exit(0)",
         LIAR,
         LIAR.replace("class E", "class E(int)"),
-        "def add(a, b): return 5\ndef bool(x): return True\n_same_value_ = lambda a, b: True",
+        "def add(a, b): return 5\ndef bool(x): return True\nclass AssertionError: pass",
         "import os\nfor fd in range(3, 64):\n try: os.write(fd, b'x' * 16)\n except OSError: pass",
     ],
 )

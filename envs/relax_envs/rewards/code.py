@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -17,10 +17,10 @@ from relax_core.interfaces import ComponentConfig, Reward
 from relax_core.types import Trajectory
 from relax_envs.rewards.loops import PerLoop
 from relax_envs.rewards.reply import final_part
-from relax_envs.sandbox.harness import answers, of_asserts, of_calls
-from relax_envs.sandbox.limits import Limits, Outcome
+from relax_envs.sandbox.limits import END, Limits
 from relax_envs.sandbox.runner import guarantees, run
-from relax_envs.sandbox.task_tests import Assertions, CallTest, StandardIO, Test, read_tests
+from relax_envs.sandbox.task_tests import StandardIO, Test, read_tests
+from relax_envs.sandbox.watch import how_it_ended
 
 _OPEN = re.compile(r"([ \t]*)(?:(?:[-*+>]|\d+[.)])[ \t]+)*(`{3,}|~{3,})[ \t]*\{?\.?([\w+#-]*)[^`]*")
 _PYTHON = re.compile(r"(?:i?python|py)[\d.]*")
@@ -36,19 +36,21 @@ class Code(Reward):
       no language, else the last one. A reply without a complete block has none: 0. ``fenced: false`` takes the whole
       reply then.
     - Tests are the task's answer, or a column of its metadata: ``relax_envs.sandbox.task_tests`` lists their forms.
-      Outputs are compared line by line, white space at the ends of lines and of the text left out. Values are compared
-      exactly. For tests of functions the program runs as a module: ``__name__`` is not ``__main__``.
+      Outputs are compared line by line, white space at the ends of lines and of the text left out. For tests of
+      functions the program runs as a module: ``__name__`` is not ``__main__``.
     - What the program does wrong is its fault and 0: an exception, a wrong result, too much time, memory or output,
       what it may not do. So a policy cannot escape a 0 by hanging its grader.
     - A sandbox that does not work, and tests that cannot be read, are errors that are counted; the play abstains.
-    - Among the trajectory's metrics are ``code/passed``, the share of tests (without ``partial`` the runs end at the
-      first that fails, and those behind it have not passed), and, where one failed, ``code/<how>`` of the first: wrong,
-      failed, timeout, memory, flood, killed; or missing, too_long: of the program.
+    - Among the trajectory's metrics are ``code/passed``, the share of tests (without ``partial`` no run follows one in
+      which a test failed, and what was not run has not passed), and, where one failed, ``code/<how>`` of the first:
+      wrong, failed, timeout, memory, flood, killed; or missing, too_long: of the program.
 
-    Only tests by input and output, and equalities with literals, cannot be faked: of other assertions a program can
-    replace what they use, and score 1. Do not train on such tests.
+    Tests that are Python run in a process of their own, the judge, which has only values and handles of what is in the
+    program's: a program passes by answering with values that the tests take for right, and cannot replace what they
+    compare with. Weak tests stay weak, and objects of a program's own classes equal only themselves.
 
-    Abstains where the play failed. docs/sandbox.md says what a program can and cannot do, and on which systems.
+    Abstains where the play failed. docs/sandbox.md says what programs and tests can and cannot do, and on which
+    systems.
     """
 
     class Config(ComponentConfig):
@@ -61,13 +63,13 @@ class Code(Reward):
         most_tests: PositiveInt = 50
         """Only so many tests are run, the first of the task."""
         seconds: Annotated[float, Field(gt=0)] = 6.0
-        """For each run of the program, by the clock."""
+        """For each test, by the clock; the program's beginning counts to the first."""
         total_seconds: Annotated[float, Field(gt=0)] = 15.0
-        """For all runs of a reply's program; tests that were not run by then are failed. The section's ``timeout``
+        """For all tests of a reply's program; those that were not run by then are failed. The section's ``timeout``
         counts waiting, too: it should be at least this times group_size / ``concurrency``, or replies at the end of
         the queue abstain where others before them take all their time."""
         memory_mb: Annotated[int, Field(ge=64)] = 1024
-        """Address space of each run, Python included."""
+        """Address space of each process, Python included."""
         concurrency: PositiveInt = 2
         """Programs that run at the same time."""
         longest: PositiveInt = 100_000
@@ -116,14 +118,13 @@ class Code(Reward):
         """How each test came out: ``passed``, ``wrong`` or how the program ended; stops early unless parts count."""
         end = time.monotonic() + self.config.total_seconds
         found: list[str] = []
-        for one in _runs(tests):
+        while len(found) < len(tests) and (self.config.partial or set(found) <= {"passed"}):
             left = end - time.monotonic()
             if left <= 0 or stop.is_set():
-                found += ["timeout"] * len(one)
+                found += ["timeout"] * (len(tests) - len(found))
             else:
-                found += _tried(program, one, replace(self._limits, seconds=min(self._limits.seconds, left)), stop)
-            if not self.config.partial and set(found) != {"passed"}:
-                break
+                limits = replace(self._limits, seconds=min(self._limits.seconds, left), whole_seconds=left)
+                found += _tried(program, tests[len(found) :], limits, stop)
         return found
 
 
@@ -169,57 +170,31 @@ def _outdented(lines: Sequence[str]) -> str:
     return "".join(f"{line[shared:] if line.strip() else ''}\n" for line in lines)
 
 
-def _runs(tests: Sequence[Test]) -> Iterable[Sequence[Test]]:
-    """Tests that one run of the program answers: all calls together, each input by itself."""
-    for as_json in (False, True):
-        if calls := [t for t in tests if isinstance(t, CallTest) and t.as_json is as_json]:
-            yield calls
-    yield from ([t] for t in tests if not isinstance(t, CallTest))
-
-
 def _tried(program: str, tests: Sequence[Test], limits: Limits, stop: threading.Event) -> list[str]:
-    """The verdicts on tests that one run answers."""
+    """The verdicts of one run on the first tests: on an input, or on all others up to one that the program did not
+    survive."""
     first = tests[0]
     if isinstance(first, StandardIO):
-        limits = _with_room(limits, len(first.stdout))
+        limits = replace(limits, output_bytes=limits.output_bytes + 8 * len(first.stdout), whole_seconds=None)
         outcome = run(program, stdin=first.stdin.encode(errors="replace"), limits=limits, stop=stop)
-        return [_verdict(outcome, _lines(outcome.stdout.decode(errors="replace")) == _lines(first.stdout))]
-    if isinstance(first, Assertions):
-        harness, token = of_asserts(first.text)
-        outcome = run(program, harness=harness, limits=limits, stop=stop)
-        return [_verdict(outcome, outcome.result == token)]
-    calls = [test for test in tests if isinstance(test, CallTest)]
-    harness = of_calls([test.call for test in calls], first.as_json)
-    limits = _with_room(limits, sum(len(text) for test in calls for text in test.expected))
-    outcome = run(program, harness=harness, limits=limits, stop=stop)
-    said = answers(outcome.result)[: len(calls)]
-    judged = [_answered(test, one) for test, one in zip(calls, said, strict=False)]
-    return judged + [_verdict(outcome, False)] * (len(calls) - len(said))
+        same = _lines(outcome.stdout.decode(errors="replace")) == _lines(first.stdout)
+        return [outcome.how if outcome.how != "ended" else "passed" if same else "wrong"]
+    judged = []
+    for test in tests:
+        if isinstance(test, StandardIO):
+            break
+        judged.append(test.for_judge())
+    outcome = run(program, tests=judged, limits=limits, stop=stop)
+    *said, last = outcome.verdicts or (None,)
+    if last != END:  # the judge itself came to an end, by what it was given or for want of time
+        return [*map(str, outcome.verdicts), outcome.how if outcome.how != "ended" else "failed"]
+    return [_how_lost(one, outcome.stderr) if not isinstance(one, str) else one for one in said]
 
 
-def _with_room(limits: Limits, expected: int) -> Limits:
-    """Where the right output is long, more than it may be said."""
-    return replace(limits, output_bytes=limits.output_bytes + 8 * expected)
-
-
-def _answered(test: CallTest, said: Mapping[str, Any]) -> str:
-    """The verdict on what a call gave."""
-    if "error" in said:
-        return "memory" if said["error"] == "MemoryError" else "failed"
-    value, other = said.get("value"), said.get("other")
-    if not test.call.other:
-        same = value in test.expected
-    elif value is None and other is None:
-        same = said.get("equal") is True
-    else:
-        same = value == other
-    return "passed" if same else "wrong"
-
-
-def _verdict(outcome: Outcome, same: bool) -> str:
-    if outcome.how == "ended":
-        return "passed" if same else "wrong"
-    return outcome.how
+def _how_lost(code: int | None, stderr: bytes) -> str:
+    """Of a program that was gone when the judge asked."""
+    how = "failed" if code is None else how_it_ended(code, stderr)
+    return "failed" if how == "ended" else how
 
 
 def _lines(text: str) -> list[str]:

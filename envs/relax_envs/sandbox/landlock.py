@@ -8,7 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what is imported here costs every run
+    from collections.abc import Iterable
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _READ = 1 << 0 | 1 << 2 | 1 << 3
@@ -31,11 +34,15 @@ def rights(version: int) -> int:
     return _ALL | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0) | (_IOCTL if version >= 5 else 0)
 
 
-def apply(writable: Iterable[str], readable: Iterable[str], devices: Iterable[str] = ()) -> None:
-    """Restrict this process, for good. Paths that do not exist are left out. Raises OSError when the kernel refuses."""
+def apply(writable: Iterable[str], readable: Iterable[str], devices: Iterable[str] = (), signals: bool = False) -> None:
+    """Restrict this process, for good. Paths that do not exist are left out. Raises OSError when the kernel refuses.
+
+    ``signals``: it may have some sent, such as that of its death to its children.
+    """
     version = abi()
     handled = rights(version)
-    attributes = struct.pack("=QQQ", handled, 3, 3)  # file system; TCP bind and connect; abstract sockets and signals
+    scopes = 1 if signals else 3  # abstract sockets, and signals
+    attributes = struct.pack("=QQQ", handled, 3, scopes)  # file system; TCP bind and connect
     size = 8 if version < 4 else 16 if version < 6 else 24
     libc = ctypes.CDLL(None, use_errno=True)
     rules = _checked(libc.syscall(_CREATE, attributes, ctypes.c_size_t(size), 0), "landlock: rules")

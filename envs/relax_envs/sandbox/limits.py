@@ -11,6 +11,9 @@ How = Literal["ended", "failed", "timeout", "memory", "flood", "killed"]
 """``failed``: with an exception or an exit code; ``flood``: more output, files or threads than allowed; ``killed``: by
 a signal, or since nobody waits for it any more."""
 
+END = "end"
+"""What a judge says when it has said all."""
+
 
 class SandboxError(RelaxError):
     """The sandbox itself did not work: the program had not begun."""
@@ -21,11 +24,14 @@ class Limits:
     """What a program may use."""
 
     seconds: float = 6.0
-    """By the clock, from when the program begins; also of computing, rounded up, Python's start included."""
+    """By the clock, from when the program begins, or for each test of a judge; without one also of computing, rounded
+    up, Python's start included."""
+    whole_seconds: float | None = None
+    """Of a run with a judge, all its tests together; also of computing of each process. None: ``seconds``."""
     memory_bytes: int = 1 << 30
     """Of address space, Python itself included."""
     output_bytes: int = 1 << 20
-    """Of standard output, and as much of standard error and of a harness's report."""
+    """Of standard output, and as much of standard error."""
     file_bytes: int = 16 << 20
     """Of each file that it writes in its folder."""
     folder_bytes: int = 128 << 20
@@ -40,7 +46,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. ``code``: the exit code, negative for a signal. ``result``: what a harness reported.
+    """How a run ended. ``code``: the exit code, negative for a signal. ``verdicts``: what a judge said: of each test
+    how it came out, or the exit code of a program that was gone (None: it only fell mute); END when that is all.
 
     ``seconds``: since the program began. ``guards``: the layers that were up.
     """
@@ -49,6 +56,6 @@ class Outcome:
     code: int
     stdout: bytes
     stderr: bytes
-    result: bytes
+    verdicts: tuple[str | int | None, ...]
     seconds: float
     guards: tuple[str, ...] = field(default=())

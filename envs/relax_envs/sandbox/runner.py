@@ -7,6 +7,7 @@ starts it and cleans up behind it, ``watch`` holds the clock. See docs/sandbox.m
 from __future__ import annotations
 
 import json
+import marshal
 import math
 import os
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -28,21 +30,21 @@ def run(
     program: str,
     *,
     stdin: bytes = b"",
-    harness: str = "",
+    tests: Sequence[Mapping[str, object]] | None = None,
     limits: Limits | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Run a program and wait for its end. From any thread; several at once.
 
-    ``harness``: code that is prepared before the program, and whose function ``end`` is called after it (see
-    ``harness``); the number of the pipe for its report is in the child's environment. ``stop``: when it is set, the
-    program is killed. Raises SandboxError when the child does not get as far as the program.
+    ``tests``: what a judge runs in a process of its own, under the same limits, while the program is in another (see
+    ``judge``); standard input is empty then. ``stop``: when it is set, the program is killed. Raises SandboxError when
+    the child does not get as far as the program.
     """
     limits = limits or Limits()
     try:
         folder = tempfile.mkdtemp(prefix="relax-sandbox-")
         try:
-            return _run_in(folder, program, stdin, harness, limits, stop)
+            return _run_in(folder, program, stdin, tests, limits, stop)
         finally:
             remove(folder)
     except OSError as error:
@@ -50,18 +52,29 @@ def run(
 
 
 def _run_in(
-    folder: str, program: str, stdin: bytes, harness: str, limits: Limits, stop: threading.Event | None
+    folder: str,
+    program: str,
+    stdin: bytes,
+    tests: Sequence[Mapping[str, object]] | None,
+    limits: Limits,
+    stop: threading.Event | None,
 ) -> Outcome:
-    Path(folder, "program.py").write_text(program, encoding="utf-8", errors="replace")
-    if harness:
-        Path(folder, "harness.py").write_text(harness, encoding="utf-8", errors="replace")
+    of_program = Path(folder)
+    if tests is not None:
+        stdin = json.dumps(tests).encode()
+        Path(folder, "judge").mkdir()
+        of_program = Path(folder, "program")
+        of_program.mkdir()
+    (of_program / "program.py").write_text(program, encoding="utf-8", errors="replace")
     pipes: list[int] = []
     try:
         pipes += os.pipe()
-        pipes += os.pipe()
-        status, said, report, reported = pipes
-        child = _start(folder, bool(harness), limits, said, reported)
-        for end in (said, reported):
+        status, said, report, reported = *pipes, None, None
+        if tests is not None:
+            pipes += os.pipe()
+            report, reported = pipes[2:]
+        child = _start(folder, limits, said, reported)
+        for end in pipes[1::2]:
             pipes.remove(end)
             os.close(end)
         return Watch(child, folder, limits, stop).until_it_ends(stdin, status, report)
@@ -70,20 +83,19 @@ def _run_in(
             os.close(end)
 
 
-def _start(folder: str, harness: bool, limits: Limits, status: int, report: int) -> subprocess.Popen[bytes]:
+def _start(folder: str, limits: Limits, status: int, report: int | None) -> subprocess.Popen[bytes]:
     settings = {
         "limits": {
-            "RLIMIT_CPU": math.ceil(limits.seconds) + 1,
+            "RLIMIT_CPU": math.ceil(limits.whole_seconds or limits.seconds) + 1,
             "RLIMIT_AS": limits.memory_bytes,
             "RLIMIT_FSIZE": limits.file_bytes,
             "RLIMIT_NOFILE": limits.files,
             "RLIMIT_CORE": 0,
         },
         "folder": folder,
-        "program": f"{folder}/program.py",
-        "harness": f"{folder}/harness.py" if harness else "",
         "readable": _readable(),
         "status": status,
+        "report": report,
         "parent": os.getpid(),
     }
     environment = {
@@ -93,17 +105,16 @@ def _start(folder: str, harness: bool, limits: Limits, status: int, report: int)
         "TMPDIR": folder,
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "RELAX_REPORT": str(report),
     }
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-X", "utf8", str(_LAUNCHER), json.dumps(settings)],
+            [sys.executable, "-I", "-X", "utf8", str(_LAUNCHER), marshal.dumps(settings).hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
             env=environment,
-            pass_fds=(status, report),
+            pass_fds=(status,) if report is None else (status, report),
             start_new_session=True,
         )
     except OSError as error:

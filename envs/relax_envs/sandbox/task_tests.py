@@ -1,4 +1,4 @@
-"""The tests of a programming task, in any of the usual forms, and how each is asked."""
+"""The tests of a programming task, in any of the usual forms."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from relax_envs.sandbox.canonical import canonical
-from relax_envs.sandbox.harness import SAME, Call
+from relax_envs.sandbox.names import Names, names_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +22,25 @@ class StandardIO:
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """A value to ask for; ``expected``: the ``canonical`` texts that are right, none where the call has an ``other``
-    expression to be equal to. ``as_json``: compared as JSON has it."""
+    """A function (or method of ``Solution``) with arguments; ``expected``: values of JSON of which one is right."""
 
-    call: Call
-    expected: tuple[str, ...] = ()
-    as_json: bool = False
+    function: str
+    arguments: tuple[Any, ...]
+    expected: tuple[Any, ...]
+
+    def for_judge(self) -> dict[str, Any]:
+        return {"function": self.function, "arguments": self.arguments, "expected": self.expected}
 
 
 @dataclass(frozen=True, slots=True)
 class Assertions:
-    """Statements that must run without an error after the program."""
+    """Statements that must run without an error, and whose names are meant by those that they do not define."""
 
     text: str
+    names: Names
+
+    def for_judge(self) -> dict[str, Any]:
+        return {"text": self.text, "theirs": self.names.theirs, "ours": self.names.ours}
 
 
 Test = StandardIO | CallTest | Assertions
@@ -49,7 +54,7 @@ def read_tests(given: Any, function: str | None = None) -> list[Test]:
       ``fn_name``, or ``"testtype": "functional"``, the arguments and the value of a function (or method of
       ``Solution``);
     - ``{"test_list": [...]}`` (with ``test_setup_code`` or ``test_imports``), a list of assertions, or a text of them;
-      or with ``check(candidate)``;
+      or with ``check(candidate)``, or functions ``test_...()``;
     - JSON text of any of these.
 
     ``function``: the name of the function where the tests do not say it.
@@ -112,19 +117,19 @@ def _call_of(name: str, arguments: Any, expected: Any) -> CallTest:
             expected = json.loads(expected)
     if not isinstance(arguments, list):
         raise ValueError(f"the arguments of {name} are {arguments!r}, not a list")
-    json.dumps(arguments)  # as such they go to the child; TypeError for what is no JSON
-    right = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else [])]
-    call = Call(function=name, arguments=tuple(arguments))
-    return CallTest(call, tuple(canonical(one, as_json=True) for one in right), as_json=True)
+    json.dumps([arguments, expected])  # as such they go to the judge; TypeError for what is no JSON
+    right = (expected, *(expected if isinstance(expected, list) and len(expected) == 1 else ()))
+    return CallTest(name, tuple(arguments), right)
 
 
 # --- assertions -----------------------------------------------------------------------------------------------------
 
 
 def _of_python(text: str, function: str | None) -> list[Test]:
-    """Each assertion as a value to ask for where that is possible; otherwise all of the text as it is."""
+    """Each assertion by itself where there is nothing else; otherwise all of the text as it is."""
     try:
         tree = ast.parse(text)
+        compile(tree, "tests", "exec", dont_inherit=True)  # which finds more
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"tests are not Python: {error}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
@@ -137,12 +142,32 @@ def _of_python(text: str, function: str | None) -> list[Test]:
         name = check.args.args[0].arg if check.args.args else "candidate"
         body = [_renamed(node, name, function) for node in check.body if not _says_nothing(node)]
     else:
+        text += _calls(tree)
         body = list(tree.body)
     if len(body) > 0 and all(isinstance(node, ast.Assert) for node in body):
         others = [n for n in tree.body if check is not None and n is not check and not _describes(n)]
         if not others:
-            return [_asked(node.test) for node in body if isinstance(node, ast.Assert)]
-    return [Assertions(ast.unparse(_Equalities().visit(ast.parse(text))))]
+            return [_assertions(ast.unparse(node), function) for node in body]
+    return [_assertions(text, function)]
+
+
+def _calls(tree: ast.Module) -> str:
+    """Calls of the functions ``test_...`` that the tests do not call themselves. Raises ValueError where no assertion
+    would be run."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    unused = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name not in used]
+    called = [n for n in unused if isinstance(n, ast.FunctionDef) and n.name.startswith("test")]
+    for one in called:
+        if one.args.args or one.decorator_list:
+            raise ValueError(f"tests define {one.name} with parameters or decorators, which only pytest can run")
+    run = [node for node in tree.body if node not in unused or node in called]
+    if not any(isinstance(node, ast.Assert) for one in run for node in ast.walk(one)):
+        raise ValueError("tests hold no assertion that is run: they define it, and do not call it")
+    return "".join(f"\n{one.name}()" for one in called)
+
+
+def _assertions(text: str, function: str | None) -> Assertions:
+    return Assertions(text, names_in(text, function))
 
 
 def _says_nothing(node: ast.stmt) -> bool:
@@ -162,33 +187,3 @@ def _renamed(node: ast.stmt, old: str, new: str) -> ast.stmt:
         if isinstance(inner, ast.Name) and inner.id == old:
             inner.id = new
     return node
-
-
-def _asked(test: ast.expr) -> CallTest:
-    """``f(x) == literal`` asks for f(x), ``f(x) == g(y)`` for both; anything else for whether it is true."""
-    sides = _equality(test)
-    if sides is None:
-        return CallTest(Call(f"not not ({ast.unparse(test)})"), (canonical(True),))
-    for side, other in (sides, sides[::-1]):
-        try:
-            right = canonical(ast.literal_eval(other))
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue
-        return CallTest(Call(ast.unparse(side)), (right,))
-    return CallTest(Call(ast.unparse(sides[0]), ast.unparse(sides[1])))
-
-
-def _equality(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-        return test.left, test.comparators[0]
-    return None
-
-
-class _Equalities(ast.NodeTransformer):
-    """Has assertions of equality compare what values hold, where they are plain, not what they say of themselves."""
-
-    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
-        if sides := _equality(node.test):
-            called = ast.Call(ast.Name(SAME, ast.Load()), list(sides), [])
-            return ast.copy_location(ast.Assert(called, node.msg), node)
-        return node
