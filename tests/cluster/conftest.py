@@ -55,13 +55,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_plugin(folder, "cluster_tests", PLUGIN)
     sys.path.append(str(folder))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
         context: Any = ray.init(
             num_cpus=16,
             include_dashboard=False,
             object_store_memory=2 * 10**9,
             log_to_driver=False,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
         )
     yield str(context.address_info["gcs_address"])
     ray.shutdown()

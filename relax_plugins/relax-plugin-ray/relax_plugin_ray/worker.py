@@ -1,10 +1,16 @@
-"""What every process of a role does first: its log, the run rebuilt from the resolved file, and the model adapter."""
+"""What every process of a role does first: its devices, its log, the run rebuilt from the resolved file, the adapter.
+
+Nothing here imports torch: that is left to what a role builds.
+"""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import ray
 
 from relax_plugin_ray.logs import to_role_log
 from relax_plugin_ray.media import SharedMedia
@@ -14,10 +20,21 @@ if TYPE_CHECKING:
     from relax_core.run import Run
 
 
+def confine() -> None:
+    """An actor without a GPU of its own sees none, and torch computes in one thread there, whatever the machine has.
+
+    To be called before torch is imported.
+    """
+    here = ray.get_runtime_context()
+    if here.get_actor_id() is not None and not here.get_accelerator_ids()["GPU"]:
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
 def run_of(resolved: Mapping[str, Any], role: str) -> Run:
     """The run in this process, with its callbacks: hooks that fire here fire on instances of this process's own."""
     from relax_core.run import rebuild
 
+    confine()
     run = rebuild(resolved)
     to_role_log(role, run.directory)
     # Arrays from the object store are read-only. Torch warns of that wherever it looks at one; nobody writes there.
