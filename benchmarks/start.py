@@ -1,4 +1,4 @@
-"""What it costs to start a run on Ray: CPU seconds, memory and heavy packages of each process, until all roles are ready.
+"""What it costs to start a run on Ray: CPU time, memory and heavy packages of each process, until all roles are ready.
 
     python benchmarks/start.py [--run configs/omni-tiny.yaml] [--rounds 3] [--json FILE]
 

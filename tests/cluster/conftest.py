@@ -44,19 +44,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A local cluster with 16 logical CPUs, to which this process is attached; its address.
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder: plugins written to it are installed in this process and in all of the cluster's.
 
-    The plugin ``cluster_tests`` is installed in all of its processes.
+    ``cluster_tests`` is there. (Ray can give single actors an environment, but then it starts each process twice.)
     """
-    import ray
-
     folder = tmp_path_factory.mktemp("plugins")
     write_plugin(folder, "cluster_tests", PLUGIN)
     sys.path.append(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster(plugins: Path) -> Iterator[str]:
+    """A local cluster with 16 logical CPUs, to which this process is attached; its address."""
+    import ray
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(plugins), os.environ.get("PYTHONPATH")])))
         context: Any = ray.init(
             num_cpus=16,
             include_dashboard=False,
