@@ -109,7 +109,7 @@ def shown(rounds: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _median(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], key: str) -> float:
-    return statistics.median(sum(found[name][key] for name in names) for found in rounds)
+    return float(statistics.median(sum(found[name][key] for name in names) for found in rounds))
 
 
 def main() -> None:

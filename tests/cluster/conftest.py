@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relax_core.plugins import installed_plugins
 from relax_core.testing.plugins import write_plugin
 
 PLUGIN = '''
@@ -44,25 +45,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder: plugins written to it are installed in this process and in all of the cluster's.
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where installed plugins lie, for this process and for all of the cluster's.
 
-    ``cluster_tests`` is there. (Ray can give single actors an environment, but then it starts each process twice.)
+    Ray can also give actors an environment of their own, but then it starts each of their processes twice.
     """
     folder = tmp_path_factory.mktemp("plugins")
-    write_plugin(folder, "cluster_tests", PLUGIN)
     sys.path.append(str(folder))
     return folder
 
 
 @pytest.fixture(scope="session")
-def cluster(plugins: Path) -> Iterator[str]:
-    """A local cluster with 16 logical CPUs, to which this process is attached; its address."""
+def install(folder: Path) -> Callable[[str, str], None]:
+    """Installs a plugin, of which it takes the name and the source."""
+
+    def add(name: str, source: str) -> None:
+        write_plugin(folder, name, source)
+        installed_plugins.cache_clear()
+
+    return add
+
+
+@pytest.fixture(scope="session")
+def cluster(folder: Path, install: Callable[[str, str], None]) -> Iterator[str]:
+    """A local cluster with 16 logical CPUs, to which this process is attached; its address.
+
+    The plugin ``cluster_tests`` is installed.
+    """
     import ray
 
+    install("cluster_tests", PLUGIN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(plugins), os.environ.get("PYTHONPATH")])))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
         context: Any = ray.init(
             num_cpus=16,
             include_dashboard=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from relax_core.config.resolve import resolve, resolved
 from relax_core.errors import PluginError, RelaxError
 from relax_core.interfaces import Row
 from relax_core.run import Run
-from relax_core.testing.plugins import write_plugin
 from relax_core.types import Version
 from relax_core.weights import Manifest, WeightUpdate
 from relax_plugin_ray.bus import RayBus
 from relax_plugin_ray.media import SharedMedia
 from relax_plugin_ray.stages import RemoteStage, StageActor, state_of
 
+Install = Callable[[str, str], None]
 pytestmark = pytest.mark.timeout(150)
 
 PLUGIN = '''
@@ -127,9 +128,9 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def module(cluster: str, plugins: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def module(cluster: str, install: Install, tmp_path_factory: pytest.TempPathFactory) -> World:
     tmp_path = tmp_path_factory.mktemp("stages")
-    write_plugin(plugins, "maker", PLUGIN)
+    install("maker", PLUGIN)
     raw = RUN | {"runs": str(tmp_path), "stages": [{"id": "maker", "folder": str(tmp_path)}]}
     config, stack = resolve(raw)
     return World(Run(config, tmp_path / config.name, stack), resolved(config, stack), tmp_path, [])

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -24,7 +24,6 @@ from relax_core.interfaces import Algorithm, Cut, ModelAdapter, Row, StepResult,
 from relax_core.plan import plan
 from relax_core.run import Run, build_algorithm, build_environments
 from relax_core.setup import TrainerSetup
-from relax_core.testing.plugins import write_plugin
 from relax_core.types import Version
 from relax_plugin_ray.bus import RayBus
 from relax_plugin_ray.media import SharedMedia
@@ -143,9 +142,9 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(cluster: str, plugins: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(cluster: str, install: Callable[[str, str], None], tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("ranks")
-    write_plugin(plugins, "count", PLUGIN)
+    install("count", PLUGIN)
     begun = folder / "begun"
     raw = RUN | {"runs": str(folder), "callbacks": [{"id": "count", "begun": str(begun)}]}
     config, stack = resolve(raw)
