@@ -29,7 +29,7 @@ class Uneven(LastWord):
         long = uniform(stream(0, "long", task.id), 0) < 1 / 4
         await chat(*task.messages, max_new_tokens=3 if long else 1)
         if long:
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(2.0)
 
 
 def relax_environments():

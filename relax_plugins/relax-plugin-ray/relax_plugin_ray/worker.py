@@ -5,6 +5,7 @@ Nothing here imports torch: that is left to what a role builds.
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from relax_plugin_ray.logs import to_role_log
 from relax_plugin_ray.media import SharedMedia
 
 if TYPE_CHECKING:
+    from relax_core.config.schema import ComponentSection
     from relax_core.interfaces import ModelAdapter
     from relax_core.run import Run
 
@@ -42,6 +44,19 @@ def run_of(resolved: Mapping[str, Any], role: str) -> Run:
     for i, section in enumerate(run.config.callbacks):
         run.stack.add_callback(run.stack.build("callbacks", section, where=f"callbacks.{i}"), f"callbacks.{i}")
     return run
+
+
+def imported(run: Run, kind: str, section: ComponentSection) -> None:
+    """Import what a component that computes brings along, some three thousand modules, before it is built.
+
+    They stay, so Python's cycle collector need not walk them: not meanwhile, which takes a fifth of the time, nor ever.
+    """
+    gc.disable()
+    try:
+        run.stack.load(kind, section.id)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def adapter_of(run: Run) -> tuple[ModelAdapter, SharedMedia]:
