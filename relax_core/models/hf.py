@@ -1,4 +1,7 @@
-"""What adapters of Hugging Face models share: tokenizers, stop and banned ids, loading, and the forward call.
+"""What adapters of Hugging Face models share on the model's side: loading, saving, and the forward call.
+
+It imports torch, and transformers' models only where one is made or written: the adapter of a process that has no model
+costs little (see tokens.py for what every process needs).
 
 Shape legend: B rows, W width, H hidden size, V vocabulary.
 """
@@ -6,67 +9,21 @@ Shape legend: B rows, W width, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from relax_core.errors import ConfigError
 from relax_core.interfaces import ModelAdapter, Segment
-from relax_core.models.template import special_tokens
+from relax_core.models.tokens import in_a_line
 
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model folder. Raises ConfigError."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path: no tokenizer can be loaded from {folder}: {_line(error)}") from error
-    names = sorted({"tokenizer.json", *tokenizer.vocab_files_names.values()})
-    if not any((folder / name).is_file() for name in names):  # transformers makes an empty one then
-        raise ConfigError(f"model.path: {folder} holds no tokenizer; one of these is needed: {', '.join(names)}")
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ConfigError(f"model.path: {folder} has a tokenizer without tokenizer.json; convert it to a fast one")
-    return tokenizer
-
-
-def stop_ids(tokenizer: PreTrainedTokenizerFast, folder: Path | None, *configs: Any) -> frozenset[int]:
-    """Every id that ends a reply: of the tokenizer, the generation config (a list at times) and the model's configs."""
-    found: set[int] = set()
-    sources = [tokenizer, *configs]
-    if folder is not None and (folder / "generation_config.json").is_file():
-        sources.append(GenerationConfig.from_pretrained(folder, local_files_only=True))
-    for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    if not found:
-        raise ConfigError("model.path: neither the tokenizer nor generation_config.json has an eos_token_id; add one")
-    return frozenset(found)
-
-
-def banned_ids(
-    tokenizer: PreTrainedTokenizerFast, vocab_size: int, stops: Collection[int], placeholders: Collection[int] = ()
-) -> tuple[int, ...]:
-    """What must never be sampled: special tokens and placeholders except stops, and ids that stand for no token."""
-    known = set(tokenizer.get_vocab().values())
-    if max(known) >= vocab_size:
-        raise ConfigError(
-            f"model.path: the tokenizer has ids up to {max(known)}, the model a vocabulary of {vocab_size}; give a "
-            "folder whose tokenizer belongs to its model"
-        )
-    unknown = set(range(vocab_size)) - known
-    return tuple(sorted((unknown | set(special_tokens(tokenizer)) | set(placeholders)) - set(stops)))
-
-
-def pad_id(tokenizer: PreTrainedTokenizerFast, stops: Collection[int]) -> int:
-    """Padding is never seen through a mask, so any id will do where the tokenizer has none."""
-    pad = tokenizer.pad_token_id
-    return pad if isinstance(pad, int) else min(stops)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 @contextmanager
@@ -92,6 +49,8 @@ def placed(model: PreTrainedModel, device: str, dtype: torch.dtype) -> PreTraine
 
 def load_pretrained(kind: Any, folder: Path, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
     """``kind.from_pretrained`` from a local folder; weights that are missing are an error, never random."""
+    from transformers import PreTrainedModel
+
     with _quiet():
         model, info = kind.from_pretrained(
             folder,
@@ -112,6 +71,8 @@ def load_pretrained(kind: Any, folder: Path, dtype: torch.dtype, **options: Any)
 
 def save_pretrained(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a model folder: weights, configs and tokenizer with its chat template."""
+    from transformers import PreTrainedModel
+
     assert isinstance(model, PreTrainedModel)
     with _quiet():
         model.save_pretrained(folder)
@@ -207,7 +168,7 @@ def check_forward(adapter: ModelAdapter, model: PreTrainedModel) -> None:
     except (TypeError, ValueError, RuntimeError) as error:  # whatever an architecture says to inputs it does not take
         raise ConfigError(
             f"model.path: {name} does not run with packed rows and given positions: {type(error).__name__}: "
-            f"{_line(error)}; use another architecture"
+            f"{in_a_line(error)}; use another architecture"
         ) from error
     got_WV = adapter.head(model, hidden)[0].float()
     alone = [model(input_ids=torch.tensor([r], device=model.device), use_cache=False).logits[0].float() for r in rows]
@@ -219,7 +180,3 @@ def check_forward(adapter: ModelAdapter, model: PreTrainedModel) -> None:
             f"model.path: the logits of {name} differ by {difference:.2g} (allowed: {tolerance:.2g}) when rows are "
             "packed and the head is applied apart; use another architecture, or an adapter of its own"
         )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -1,5 +1,7 @@
 """The adapter of plain language models: any causal LM in a Hugging Face folder, or a tiny random Qwen3.
 
+Torch and transformers' models are imported by the methods that need them: most processes of a run only encode.
+
 Shape legend: B rows, W width, H hidden size, V vocabulary.
 """
 
@@ -7,29 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import Extended, ModelAdapter, Rewritten, Segment
-from relax_core.models import hf
+from relax_core.models import tokens
 from relax_core.models.config import TextConfig, TinyModel
 from relax_core.models.template import ChatTemplate
 from relax_core.models.words import word_tokenizer
 from relax_core.types import MEDIA_KINDS, Encoded, Message
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
+
     from relax_core.media import MediaStore
 
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -46,17 +41,16 @@ class TextAdapter(ModelAdapter):
         tiny = config.tiny
         if tiny is not None:
             self.tokenizer = word_tokenizer(tiny.words)
-            self._model_config: PreTrainedConfig = tiny_qwen3(tiny, self.tokenizer)
+            self.vocab_size = len(self.tokenizer)
+            self.stop_ids = tokens.stop_ids(self.tokenizer, None)
         else:
             assert config.path is not None
-            self.tokenizer = hf.load_tokenizer(config.path)
-            self._model_config = AutoConfig.from_pretrained(config.path, local_files_only=True)
-        decoder = self._model_config.get_text_config()
-        _refuse_recurrent(decoder)
-        self.vocab_size = decoder.vocab_size
-        self.stop_ids = hf.stop_ids(self.tokenizer, config.path, decoder)
-        self.pad_id = hf.pad_id(self.tokenizer, self.stop_ids)
-        self.banned_token_ids = hf.banned_ids(self.tokenizer, self.vocab_size, self.stop_ids)
+            self.tokenizer = tokens.load_tokenizer(config.path)
+            decoder = _decoder_config(config.path)
+            self.vocab_size = decoder.vocab_size
+            self.stop_ids = tokens.stop_ids(self.tokenizer, config.path, getattr(decoder, "eos_token_id", None))
+        self.pad_id = tokens.pad_id(self.tokenizer, self.stop_ids)
+        self.banned_token_ids = tokens.banned_ids(self.tokenizer, self.vocab_size, self.stop_ids)
         self.template = ChatTemplate(
             self.tokenizer,
             self.stop_ids,
@@ -83,6 +77,10 @@ class TextAdapter(ModelAdapter):
 
     def forward_inputs(self, segments: Sequence[Segment], width: int) -> dict[str, Any]:
         """``input_ids`` and ``position_ids``, int64 (B, W). Positions may be given as (W,) or as equal rows (3, W)."""
+        import torch
+
+        from relax_core.models import hf
+
         positions_BW = np.zeros((len(segments), width), np.int64)
         for row, segment in enumerate(segments):
             n = len(segment.ids)
@@ -95,6 +93,10 @@ class TextAdapter(ModelAdapter):
 
     def load(self, device: str, dtype: torch.dtype) -> PreTrainedModel:
         """Raises ConfigError for a checkpoint with missing weights, and for an architecture that cannot be packed."""
+        from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+
+        from relax_core.models import hf
+
         if self.config.tiny is not None:
             with hf.seeded(self.seed if self.config.tiny.seed is None else self.config.tiny.seed):
                 tiny = Qwen3ForCausalLM(tiny_qwen3(self.config.tiny, self.tokenizer))
@@ -110,23 +112,27 @@ class TextAdapter(ModelAdapter):
 
         A 4-D mask holds for all layers alike; a model with sliding windows takes a mapping of one for each layer type.
         """
-        assert isinstance(model, PreTrainedModel)
-        return hf.hidden_states(model.base_model, hf.on_device(inputs, model.device))
+        from relax_core.models import hf
+
+        pretrained = cast("PreTrainedModel", model)
+        return hf.hidden_states(pretrained.base_model, hf.on_device(inputs, pretrained.device))
 
     def head(self, model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """Logits with the scale and the soft cap that the model's config states."""
-        assert isinstance(model, PreTrainedModel)
-        logits: torch.Tensor = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
-        decoder = model.config.get_text_config()
+        pretrained = cast("PreTrainedModel", model)
+        logits: torch.Tensor = pretrained.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
+        decoder = pretrained.config.get_text_config()
         if (scale := getattr(decoder, "logit_scale", None)) is not None:
             logits = logits * scale
         if (divisor := getattr(decoder, "logits_scaling", None)) is not None:
             logits = logits / divisor
         if (cap := getattr(decoder, "final_logit_softcapping", None)) is not None:
-            logits = torch.tanh(logits / cap) * cap
+            logits = (logits / cap).tanh() * cap
         return logits
 
     def save(self, model: torch.nn.Module, folder: Path) -> None:
+        from relax_core.models import hf
+
         hf.save_pretrained(model, self.tokenizer, folder)
 
     def _refuse_media(self, messages: Sequence[Message]) -> None:
@@ -140,6 +146,8 @@ class TextAdapter(ModelAdapter):
 
 
 def tiny_qwen3(tiny: TinyModel, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    from transformers import Qwen3Config
+
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=tiny.hidden,
@@ -157,10 +165,15 @@ def tiny_qwen3(tiny: TinyModel, tokenizer: PreTrainedTokenizerFast) -> Qwen3Conf
     )
 
 
-def _refuse_recurrent(decoder: PreTrainedConfig) -> None:
-    """Layers that carry a state see through masks, so rows could not be padded or packed."""
+def _decoder_config(folder: Path) -> PreTrainedConfig:
+    """Of a model folder. Raises ConfigError for layers that carry a state: they see through padding and packing."""
+    from transformers import AutoConfig  # with torch
+
+    found = AutoConfig.from_pretrained(folder, local_files_only=True)
+    decoder: PreTrainedConfig = found.get_text_config()
     if other := sorted(set(getattr(decoder, "layer_types", None) or ()) - _LAYERS):
         raise ConfigError(
             f"model.path: layers of type {other[0]} (in {decoder.model_type}) carry a state through masks; allowed: "
             f"{', '.join(sorted(_LAYERS))}"
         )
+    return decoder

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relax_core.plugins import installed_plugins
 from relax_core.testing.plugins import write_plugin
 
 PLUGIN = '''
@@ -28,7 +29,7 @@ class Uneven(LastWord):
         long = uniform(stream(0, "long", task.id), 0) < 1 / 4
         await chat(*task.messages, max_new_tokens=3 if long else 1)
         if long:
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(2.0)
 
 
 def relax_environments():
@@ -44,24 +45,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where installed plugins lie, for this process and for all of the cluster's.
+
+    Ray can also give actors an environment of their own, but then it starts each of their processes twice.
+    """
+    folder = tmp_path_factory.mktemp("plugins")
+    sys.path.append(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def install(folder: Path) -> Callable[[str, str], None]:
+    """Installs a plugin, of which it takes the name and the source."""
+
+    def add(name: str, source: str) -> None:
+        write_plugin(folder, name, source)
+        installed_plugins.cache_clear()
+
+    return add
+
+
+@pytest.fixture(scope="session")
+def cluster(folder: Path, install: Callable[[str, str], None]) -> Iterator[str]:
     """A local cluster with 16 logical CPUs, to which this process is attached; its address.
 
-    The plugin ``cluster_tests`` is installed in all of its processes.
+    The plugin ``cluster_tests`` is installed.
     """
     import ray
 
-    folder = tmp_path_factory.mktemp("plugins")
-    write_plugin(folder, "cluster_tests", PLUGIN)
-    sys.path.append(str(folder))
+    install("cluster_tests", PLUGIN)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
         context: Any = ray.init(
             num_cpus=16,
             include_dashboard=False,
             object_store_memory=2 * 10**9,
             log_to_driver=False,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
         )
     yield str(context.address_info["gcs_address"])
     ray.shutdown()

@@ -71,7 +71,7 @@ class Pool:
 
 @pytest.fixture(scope="module")
 def pool(cluster: str) -> Pool:
-    made = Pool(4)
+    made = Pool(2)  # a check has two at most
     ray.get([actor.undoable.remote() for actor, _ in made.actors], timeout=110)
     return made
 

@@ -89,6 +89,9 @@ def looked(cluster: Any, *places: tuple[str, int]) -> list[dict[str, Any]]:
 
     class Where:  # local, so that it is sent to processes that cannot import this file
         def look(self) -> dict[str, Any]:
+            from relax_plugin_ray.worker import confine
+
+            confine()
             context = ray.get_runtime_context()
             names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
             return {"group": context.get_placement_group_id(), **{name: os.environ.get(name) for name in names}}

@@ -6,20 +6,37 @@ import json
 import os
 import signal
 import statistics
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+import ray
 import yaml
 
 from relax_core.config.yaml import read
 from relax_core.hookspecs import Callback, StepEnd
 from relax_core.run import Run
+from relax_core.runtime import Roles
 from relax_core.testing.runs import accounted, metrics, run_file, summary, train
+from relax_plugin_ray.runtime import RayRuntime
 
+T = TypeVar("T")
 OMNI = Path(__file__).parents[2] / "configs" / "omni-tiny.yaml"
-LEARNING: dict[str, Any] = {"steps": 40, "groups_per_step": 8, "group_size": 16, "checkpoint": {"every": 40}}
+LEARNING: dict[str, Any] = {"steps": 34, "groups_per_step": 8, "group_size": 16, "checkpoint": {"every": 34}}
 """Of the demo's 400 steps of 256 plays: its reward has come to about a fifth then, from nothing."""
+ENCODING = {"numpy", "tokenizers", "transformers"}
+COMPUTING = ENCODING | {"torch", "transformers.modeling_utils"}
+LOADED = {
+    "advantages-0": {"numpy"},
+    "bus-0": {"numpy"},
+    "engine-0": COMPUTING,
+    "environments-0": ENCODING,
+    "graders-0": {"numpy"},
+    "trainer-0": COMPUTING,
+}
+"""Of ``COMPUTING``, what each process of a run has imported: it costs time and memory in every process that has it."""
 TWO = {"id": "ray", "roles": {"engine": {"replicas": 2}, "trainer": {"ranks": 2}}}
 
 
@@ -55,12 +72,42 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(omni(tmp_path_factory.mktemp("local"), evaluation=small, **LEARNING | {"steps": 5}))
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RayRuntime, Roles]]:
+    """Each runtime that is started in the test, with its roles."""
+    found: list[tuple[RayRuntime, Roles]] = []
+    begin = RayRuntime.start
+
+    async def start(self: RayRuntime, *arguments: Any, **more: Any) -> Roles:
+        roles = await begin(self, *arguments, **more)
+        found.append((self, roles))
+        return roles
+
+    monkeypatch.setattr(RayRuntime, "start", start)
+    return found
+
+
 @pytest.mark.timeout(120)
-def test_one_engine_and_one_rank_give_the_local_metrics(cluster: str, local: Path, tmp_path: Path) -> None:
+def test_one_engine_and_one_rank_give_the_local_metrics(
+    cluster: str, local: Path, tmp_path: Path, started: list[tuple[RayRuntime, Roles]]
+) -> None:
+    """And each process imports only what its work needs."""
+    loaded: dict[str, set[str]] = {}
+
+    class Look(Callback):
+        def on_train_end(self, run: Run) -> None:
+            runtime, roles = started[0]
+            bus: Any = roles.bus
+            trainer: Any = roles.trainer
+            actors = runtime.actors() | {"bus-0": bus._actor, "trainer-0": trainer._ranks[0]}
+            loaded.update({role: COMPUTING & modules_of(actor) for role, actor in actors.items()})
+
     small = [{"name": "image", "environment": "image", "size": 16, "at_start": True}]
-    directory = train(omni(tmp_path, evaluation=small, runtime={"id": "ray"}, **LEARNING | {"steps": 5}))
+    path = omni(tmp_path, evaluation=small, runtime={"id": "ray"}, **LEARNING | {"steps": 5})
+    directory = train(path, callback=Look())
     assert metrics(directory) == metrics(local) and len(metrics(local)) == 7
     assert sampled(directory, 5) == sampled(local, 5)
+    assert loaded == LOADED
 
 
 @pytest.mark.timeout(180)
@@ -112,25 +159,15 @@ UNEVEN: dict[str, Any] = {"plugins": ["ray", "cluster_tests"]}
 
 
 @pytest.mark.timeout(120)
-def test_what_dies_is_started_again(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_dies_is_started_again(cluster: str, tmp_path: Path, started: list[tuple[RayRuntime, Roles]]) -> None:
     """An engine, an environment, a grader and a stage are killed while they work; no group is lost or trained twice."""
-    from relax_plugin_ray.runtime import RayRuntime
-
-    runtimes: list[RayRuntime] = []
-    begin = RayRuntime.start
-
-    async def start(self: RayRuntime, *arguments: Any, **more: Any) -> Any:
-        runtimes.append(self)
-        return await begin(self, *arguments, **more)
-
-    monkeypatch.setattr(RayRuntime, "start", start)
     killed: list[str] = []
 
     class Killer(Callback):
         def on_step_end(self, run: Run, event: StepEnd) -> None:
             if event.step in VICTIMS:
                 role = VICTIMS[event.step]
-                os.kill(pid_of(runtimes[0], role), signal.SIGKILL)
+                os.kill(asked(started[0][0].actors()[role], os.getpid), signal.SIGKILL)
                 killed.append(role)
 
     changes = {"runtime": {"id": "ray", "roles": {"engine": {"replicas": 2}}}, "max_staleness": 4}
@@ -152,8 +189,11 @@ def test_what_dies_is_started_again(cluster: str, tmp_path: Path, monkeypatch: p
 VICTIMS = {2: "engine-0", 6: "environments-0", 10: "graders-0", 14: "advantages-0"}
 
 
-def pid_of(runtime: Any, role: str) -> int:
-    """Of the process of a role's first replica."""
-    import ray
+def asked(actor: Any, what: Callable[[], T]) -> T:
+    """What a function gives in an actor's process."""
+    found: T = ray.get(actor.__ray_call__.remote(lambda self: what()), timeout=30)
+    return found
 
-    return int(ray.get(runtime.actors()[role].__ray_call__.remote(lambda self: os.getpid())))
+
+def modules_of(actor: Any) -> set[str]:
+    return set(asked(actor, lambda: list(sys.modules)))

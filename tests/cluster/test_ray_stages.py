@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,14 @@ import ray
 from relax_core.config.resolve import resolve, resolved
 from relax_core.errors import PluginError, RelaxError
 from relax_core.interfaces import Row
-from relax_core.plugins import installed_plugins
 from relax_core.run import Run
-from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.types import Version
 from relax_core.weights import Manifest, WeightUpdate
 from relax_plugin_ray.bus import RayBus
 from relax_plugin_ray.media import SharedMedia
 from relax_plugin_ray.stages import RemoteStage, StageActor, state_of
 
+Install = Callable[[str, str], None]
 pytestmark = pytest.mark.timeout(150)
 
 PLUGIN = '''
@@ -107,12 +106,10 @@ class World:
     run: Run
     plain: dict[str, Any]
     folder: Path
-    path: str
     notes: list[str]
 
     def stage(self, bus: RayBus, replicas: int = 1, restarts: int = 3, name: str = "maker") -> RemoteStage:
-        env = {"PYTHONPATH": self.path, "OMP_NUM_THREADS": "1"}
-        actor = ray.remote(StageActor).options(num_cpus=0.5, max_concurrency=100, runtime_env={"env_vars": env})
+        actor = ray.remote(StageActor).options(num_cpus=0.5, max_concurrency=100)
 
         def create(index: int) -> Any:
             return actor.remote(self.plain, f"{name}-{index}", name, bus)
@@ -131,17 +128,12 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def module(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def module(cluster: str, install: Install, tmp_path_factory: pytest.TempPathFactory) -> World:
     tmp_path = tmp_path_factory.mktemp("stages")
-    plugins = tmp_path / "plugins"
-    write_plugin(plugins, "maker", PLUGIN)
-    path = os.pathsep.join([str(plugins), *filter(None, [os.environ.get("PYTHONPATH")])])
+    install("maker", PLUGIN)
     raw = RUN | {"runs": str(tmp_path), "stages": [{"id": "maker", "folder": str(tmp_path)}]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(plugins))
-        others = (entry for entry in installed_plugins() if entry.name != "maker")
-        config, stack = resolve(raw, installed=(*others, *plugins_in(plugins)))
-        yield World(Run(config, tmp_path / config.name, stack), resolved(config, stack), tmp_path, path, [])
+    config, stack = resolve(raw)
+    return World(Run(config, tmp_path / config.name, stack), resolved(config, stack), tmp_path, [])
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -22,10 +22,8 @@ from relax_core.config.resolve import resolve, resolved
 from relax_core.errors import DataError, RelaxError
 from relax_core.interfaces import Algorithm, Cut, ModelAdapter, Row, StepResult, Trainer
 from relax_core.plan import plan
-from relax_core.plugins import installed_plugins
 from relax_core.run import Run, build_algorithm, build_environments
 from relax_core.setup import TrainerSetup
-from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.types import Version
 from relax_plugin_ray.bus import RayBus
 from relax_plugin_ray.media import SharedMedia
@@ -96,11 +94,9 @@ class World:
     media: SharedMedia
     algorithm: Algorithm
     begun: Path
-    path: str
 
     def group(self, size: int) -> TrainerGroup:
-        env = {"PYTHONPATH": self.path, "OMP_NUM_THREADS": "1"}
-        actor = ray.remote(RankActor).options(num_cpus=0.5, runtime_env={"env_vars": env})
+        actor = ray.remote(RankActor).options(num_cpus=0.5)
 
         def create(rank: int) -> Any:
             return actor.remote(self.plain, f"trainer-{rank}", rank, size)
@@ -146,19 +142,15 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(cluster: str, install: Callable[[str, str], None], tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("ranks")
-    write_plugin(folder / "plugins", "count", PLUGIN)
-    path = os.pathsep.join([str(folder / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    install("count", PLUGIN)
     begun = folder / "begun"
     raw = RUN | {"runs": str(folder), "callbacks": [{"id": "count", "begun": str(begun)}]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder / "plugins"))
-        others = (entry for entry in installed_plugins() if entry.name != "count")
-        config, stack = resolve(raw, installed=(*others, *plugins_in(folder / "plugins")))
-        run = Run(config, folder / config.name, stack)
-        adapter, media = adapter_of(run)
-        yield World(run, resolved(config, stack), adapter, media, build_algorithm(run), begun, path)
+    config, stack = resolve(raw)
+    run = Run(config, folder / config.name, stack)
+    adapter, media = adapter_of(run)
+    return World(run, resolved(config, stack), adapter, media, build_algorithm(run), begun)
 
 
 class Live:
@@ -411,7 +403,7 @@ def test_a_death_while_this_process_blocks_is_an_error(one: Live, tmp_path: Path
 @pytest.mark.slow
 def test_ranks_that_cannot_be_built_say_why(world: World, cluster: str) -> None:
     plain = world.plain | {"trainer": world.plain["trainer"] | {"frozen": ["nothing*"]}}
-    actor = ray.remote(RankActor).options(num_cpus=0.5, runtime_env={"env_vars": {"PYTHONPATH": world.path}})
+    actor = ray.remote(RankActor).options(num_cpus=0.5)
     group = TrainerGroup(lambda rank: actor.remote(plain, f"trainer-{rank}", rank, 1), 1, world.media, start_s=60)
     with pytest.raises(RelaxError, match=r"trainer\.frozen\.0: found 'nothing\*'"):
         asyncio.run(asyncio.wait_for(group.start(), 60))

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("relax_plugins/*/pyproject.toml"))
 SUITES = {"relax_modalities", "relax_algorithms", "relax_envs"}
-HEAVY = ("torch", "transformers", "numpy", "ray", "megatron", "sglang")
+HEAVY = ("torch", "transformers", "transformers.modeling_utils", "numpy", "ray", "megatron", "sglang")
 
 
 def settings() -> dict[str, Any]:
@@ -257,3 +257,42 @@ def test_the_rest_of_the_core_imports_without_torch() -> None:
             names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     block = "import importlib, sys\nsys.modules.update(torch=None, transformers=None)"
     python("-c", f"{block}\nfor name in {names!r}: importlib.import_module(name)")
+
+
+# --- an adapter that only encodes ------------------------------------------------------------------------------------
+
+
+def loaded_to_encode(run_file: str, folder: Path | None = None) -> list[str]:
+    """What a process loads that encodes a message, as each one does that plays; ``folder``: of a model, if not tiny."""
+    return loaded_after(f"""
+from pathlib import Path
+from relax_core.config.resolve import resolve
+from relax_core.config.yaml import read
+from relax_core.run import Run, build_adapter
+from relax_core.types import user
+raw = read(Path({str(ROOT / "configs" / run_file)!r}))
+if {folder is not None}:
+    raw["model"] = {{"id": raw["model"]["id"], "path": {str(folder)!r}}}
+config, stack = resolve(raw)
+adapter, _ = build_adapter(Run(config, config.runs, stack))
+assert adapter.encode([user("last of cat dog ?")]).ids
+""")
+
+
+@pytest.mark.parametrize("run_file", ["text-tiny.yaml", "omni-tiny.yaml"])
+def test_a_tiny_adapter_encodes_without_torch(run_file: str) -> None:
+    assert set(loaded_to_encode(run_file)) == {"transformers", "numpy"}
+
+
+@pytest.mark.parametrize("run_file", ["text-tiny.yaml", "omni-tiny.yaml"])
+def test_the_adapter_of_a_folder_encodes_without_the_code_of_models(run_file: str, tmp_path: Path) -> None:
+    """transformers' classes of configs and tokenizers import torch themselves."""
+    import torch
+
+    from relax_core.config.resolve import load
+    from relax_core.run import Run, build_adapter
+
+    config, stack = load(ROOT / "configs" / run_file)
+    adapter, _ = build_adapter(Run(config, config.runs, stack))
+    adapter.save(adapter.load("cpu", torch.float32), tmp_path)
+    assert set(loaded_to_encode(run_file, tmp_path)) == {"transformers", "numpy", "torch"}

@@ -1,5 +1,7 @@
 """The adapter of the Qwen3-Omni thinker: placeholders, positions and features of a row, and the decoder's forward.
 
+Torch and the model's code are imported by the methods that need them: most processes of a run only encode.
+
 Shape legend: B rows, W width, T tokens of a row, H hidden size, V vocabulary.
 """
 
@@ -7,25 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
 
 from relax_core.errors import ConfigError, DataError, MissingTrack
 from relax_core.interfaces import Extended, ModelAdapter, Rewritten, Segment
-from relax_core.models import hf
+from relax_core.models import tokens
 from relax_core.models.template import ChatTemplate
 from relax_core.types import MEDIA_KINDS, Audio, Decoded, Encoded, MediaKind, MediaPart, MediaRef, Message, Video
-from relax_plugin_omni import checkpoint, towers
+from relax_plugin_omni import checkpoint
 from relax_plugin_omni.config import OmniConfig
 from relax_plugin_omni.positions import VisionBlock, rope_positions
 from relax_plugin_omni.processing import Features, Plan, Processor
 from relax_plugin_omni.tiny import tiny_config, tiny_tokenizer
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import Qwen3OmniMoeThinkerForConditionalGeneration as Thinker
+
     from relax_core.media import MediaStore
 
 
@@ -41,24 +44,23 @@ class OmniAdapter(ModelAdapter):
         tiny = config.tiny
         if tiny is not None:
             self.tokenizer = tiny_tokenizer(tiny)
-            self.thinker = tiny_config(tiny, self.tokenizer)
+            thinker = tiny_config(tiny, self.tokenizer)
         else:
             assert config.path is not None
-            self.tokenizer = hf.load_tokenizer(config.path)
-            self.thinker = checkpoint.thinker_config(config.path)
-        thinker = self.thinker
+            self.tokenizer = tokens.load_tokenizer(config.path)
+            thinker = checkpoint.thinker_config(config.path).to_dict()
         self.processor = Processor(checkpoint.settings(config, thinker))
         self._placeholders: dict[int, MediaKind] = {
-            thinker.image_token_id: "image",
-            thinker.audio_token_id: "audio",
-            thinker.video_token_id: "video",
+            thinker["image_token_id"]: "image",
+            thinker["audio_token_id"]: "audio",
+            thinker["video_token_id"]: "video",
         }
         self._around_sound = self._sound_tokens() if config.use_audio_in_video else (0, 0)
-        decoder = thinker.get_text_config()
-        self.vocab_size = decoder.vocab_size
-        self.stop_ids = hf.stop_ids(self.tokenizer, config.path, decoder)
-        self.banned_token_ids = hf.banned_ids(self.tokenizer, self.vocab_size, self.stop_ids, self._placeholders)
-        self.pad_id = hf.pad_id(self.tokenizer, self.stop_ids)
+        decoder = thinker["text_config"]
+        self.vocab_size = decoder["vocab_size"]
+        self.stop_ids = tokens.stop_ids(self.tokenizer, config.path, decoder.get("eos_token_id"))
+        self.banned_token_ids = tokens.banned_ids(self.tokenizer, self.vocab_size, self.stop_ids, self._placeholders)
+        self.pad_id = tokens.pad_id(self.tokenizer, self.stop_ids)
         self.template = ChatTemplate(
             self.tokenizer,
             self.stop_ids,
@@ -203,6 +205,11 @@ class OmniAdapter(ModelAdapter):
         A segment may be a whole row, a part of one, or several rows packed behind each other, with its own positions.
         Raises DataError when placeholders and media do not match, for every kind.
         """
+        import torch
+
+        from relax_core.models import hf
+        from relax_plugin_omni import towers
+
         positions_3BW = np.zeros((3, len(segments), width), np.int64)
         features = {ref.key: self.media.get(ref.key) for segment in segments for ref in segment.media}
         plans = {key: self.processor.plan(found) for key, found in features.items()}
@@ -243,17 +250,19 @@ class OmniAdapter(ModelAdapter):
                 "made it"
             )
 
-    def load(self, device: str, dtype: torch.dtype) -> Qwen3OmniMoeThinkerForConditionalGeneration:
+    def load(self, device: str, dtype: torch.dtype) -> Thinker:
         """Raises ConfigError for a checkpoint that lacks weights of the thinker."""
+        from relax_core.models import hf
+        from relax_plugin_omni.thinker import load_thinker, random_thinker
+
         tiny = self.config.tiny
         if tiny is not None:
             with hf.seeded(self.seed if tiny.seed is None else tiny.seed):
-                model = Qwen3OmniMoeThinkerForConditionalGeneration(tiny_config(tiny, self.tokenizer))
+                model = random_thinker(tiny_config(tiny, self.tokenizer))
         else:
             assert self.config.path is not None
-            model = checkpoint.load_thinker(self.config.path, self.thinker, dtype)
+            model = load_thinker(self.config.path, dtype)
         model.set_experts_implementation(self.config.experts)
-        towers.Parts.of(model).visual.patch_embed.__class__ = towers.MatrixPatchEmbed
         hf.placed(model, device, dtype)
         return model
 
@@ -262,21 +271,25 @@ class OmniAdapter(ModelAdapter):
 
         ``position_ids`` must be given: without them the model would guess from its last call.
         """
-        assert isinstance(model, Qwen3OmniMoeThinkerForConditionalGeneration)
+        from relax_core.models import hf
+        from relax_plugin_omni import towers
+
         if inputs.get("position_ids") is None:
             raise ValueError("backbone: position_ids (3, B, W) are missing; forward_inputs makes them")
-        inputs = hf.on_device(inputs, model.device)
+        thinker = cast("Thinker", model)
+        inputs = hf.on_device(inputs, thinker.device)
         media = {k: inputs.pop(k) for k in list(inputs) if k.startswith(towers.PREFIX)}
-        parts = towers.Parts.of(model)
+        parts = towers.Parts.of(thinker)
         embedded = towers.embed(parts, inputs.pop("input_ids"), media)
         return hf.hidden_states(parts.decoder, {**inputs, **embedded})
 
     def head(self, model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        assert isinstance(model, Qwen3OmniMoeThinkerForConditionalGeneration)
-        logits: torch.Tensor = model.lm_head(hidden)
+        logits: torch.Tensor = cast("Thinker", model).lm_head(hidden)
         return logits
 
     def save(self, model: torch.nn.Module, folder: Path) -> None:
         """A thinker's folder, with the settings of processing in ``preprocessor_config.json``."""
+        from relax_core.models import hf
+
         hf.save_pretrained(model, self.tokenizer, folder)
         checkpoint.save_settings(self.processor.settings, folder)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import (
-    AutoConfig,
-    Qwen3OmniMoeConfig,
-    Qwen3OmniMoeThinkerConfig,
-    Qwen3OmniMoeThinkerForConditionalGeneration,
-)
+from typing import TYPE_CHECKING, Any
 
 from relax_core.errors import ConfigError
-from relax_core.models import hf
 from relax_plugin_omni.config import OmniConfig
 from relax_plugin_omni.processing import Settings
 from relax_plugin_omni.tiny import PIXELS
+
+if TYPE_CHECKING:
+    from transformers import Qwen3OmniMoeThinkerConfig
 
 _IMAGE_PIXELS, _VIDEO_PIXELS = (56 * 56, 3584 * 3584), (128 * 32 * 32, 768 * 32 * 32)
 """Budgets where a checkpoint states none: those of the model's own processor."""
@@ -26,6 +21,8 @@ _IMAGE_PIXELS, _VIDEO_PIXELS = (56 * 56, 3584 * 3584), (128 * 32 * 32, 768 * 32 
 
 def thinker_config(folder: Path) -> Qwen3OmniMoeThinkerConfig:
     """Raises ConfigError for another kind of model."""
+    from transformers import AutoConfig, Qwen3OmniMoeConfig, Qwen3OmniMoeThinkerConfig  # with torch
+
     found = AutoConfig.from_pretrained(folder, local_files_only=True)
     thinker = found.thinker_config if isinstance(found, Qwen3OmniMoeConfig) else found
     if not isinstance(thinker, Qwen3OmniMoeThinkerConfig):
@@ -36,48 +33,36 @@ def thinker_config(folder: Path) -> Qwen3OmniMoeThinkerConfig:
     return thinker
 
 
-def load_thinker(
-    folder: Path, config: Qwen3OmniMoeThinkerConfig, dtype: torch.dtype
-) -> Qwen3OmniMoeThinkerForConditionalGeneration:
-    """The thinker's weights; those of the talker in a whole checkpoint are left out. Raises ConfigError."""
-    model = hf.load_pretrained(
-        Qwen3OmniMoeThinkerForConditionalGeneration,
-        folder,
-        dtype,
-        config=config,
-    )
-    assert isinstance(model, Qwen3OmniMoeThinkerForConditionalGeneration)
-    return model
+def settings(config: OmniConfig, thinker: Mapping[str, Any]) -> Settings:
+    """From the run file, else the checkpoint's processor files, else the model's own defaults. Raises ConfigError.
 
-
-def settings(config: OmniConfig, thinker: Qwen3OmniMoeThinkerConfig) -> Settings:
-    """From the run file, else the checkpoint's processor files, else the model's own defaults. Raises ConfigError."""
+    ``thinker``: the content of its config.
+    """
     image = _processor_file(config.path, "image_processor", "preprocessor_config.json")
     video = _processor_file(config.path, "video_processor", "video_preprocessor_config.json")
     audio = _processor_file(config.path, "feature_extractor", "preprocessor_config.json")
-    seeing: Any = thinker.vision_config
-    hearing: Any = thinker.audio_config
-    if hearing.n_window != 50:
+    seeing, hearing = thinker["vision_config"], thinker["audio_config"]
+    if hearing["n_window"] != 50:
         raise ConfigError(
-            f"model.path: audio_config.n_window is {hearing.n_window}; transformers counts audio tokens for 50 only"
+            f"model.path: audio_config.n_window is {hearing['n_window']}; transformers counts audio tokens for 50 only"
         )
     tiny = config.tiny is not None
     found = Settings(
-        patch=seeing.patch_size,
-        merge=seeing.spatial_merge_size,
-        temporal=seeing.temporal_patch_size,
+        patch=seeing["patch_size"],
+        merge=seeing["spatial_merge_size"],
+        temporal=seeing["temporal_patch_size"],
         mean=tuple(image.get("image_mean", [0.5] * 3)),
         std=tuple(image.get("image_std", [0.5] * 3)),
         image_pixels=config.image_pixels or (PIXELS if tiny else _pixels(image, _IMAGE_PIXELS)),
         video_pixels=config.video_pixels or (PIXELS if tiny else _pixels(video, _VIDEO_PIXELS)),
         image_tokens=config.image_tokens,
         video_tokens=config.video_tokens,
-        mel_bins=hearing.num_mel_bins,
+        mel_bins=hearing["num_mel_bins"],
         rate=audio.get("sampling_rate", 16000),
         hop=audio.get("hop_length", 160),
         fft=audio.get("n_fft", 400),
-        window=hearing.n_window,
-        positions_per_second=thinker.position_id_per_seconds,
+        window=hearing["n_window"],
+        positions_per_second=thinker["position_id_per_seconds"],
     )
     _check_budgets(config, found)
     return found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from transformers import PreTrainedTokenizerFast, Qwen3OmniMoeThinkerConfig
+from typing import TYPE_CHECKING, Any
 
 from relax_core.models.words import word_tokenizer
 from relax_core.types import MediaKind
 from relax_plugin_omni.config import TinyOmni
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MARKERS: Mapping[MediaKind, str] = {
     "image": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -37,8 +38,11 @@ def tiny_tokenizer(tiny: TinyOmni) -> PreTrainedTokenizerFast:
     return word_tokenizer(tiny.words, MARKERS, SPECIAL)
 
 
-def tiny_config(tiny: TinyOmni, tokenizer: PreTrainedTokenizerFast) -> Qwen3OmniMoeThinkerConfig:
-    """Deepstack, mixture of experts and three-axis positions as in the released model, everything small."""
+def tiny_config(tiny: TinyOmni, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """What ``Qwen3OmniMoeThinkerConfig`` takes, as in a ``config.json``.
+
+    Deepstack, mixture of experts and three-axis positions are as in the released model, everything is small.
+    """
 
     def token(name: str) -> int:
         found = tokenizer.convert_tokens_to_ids(name)
@@ -46,9 +50,8 @@ def tiny_config(tiny: TinyOmni, tokenizer: PreTrainedTokenizerFast) -> Qwen3Omni
         return found
 
     width, std = tiny.hidden, tiny.init_std
-    extra: dict[str, Any] = {"vision_start_token_id": token("<|vision_start|>")}  # no field; get_rope_index reads it
-    return Qwen3OmniMoeThinkerConfig(
-        text_config={
+    return {
+        "text_config": {
             "vocab_size": len(tokenizer),
             "hidden_size": width,
             "intermediate_size": 3 * width,
@@ -65,17 +68,17 @@ def tiny_config(tiny: TinyOmni, tokenizer: PreTrainedTokenizerFast) -> Qwen3Omni
             "pad_token_id": tokenizer.pad_token_id,
             "eos_token_id": tokenizer.eos_token_id,
         },
-        vision_config=_vision(tiny),
-        audio_config=_audio(tiny),
-        image_token_id=token("<|image_pad|>"),
-        audio_token_id=token("<|audio_pad|>"),
-        video_token_id=token("<|video_pad|>"),
-        audio_start_token_id=token("<|audio_start|>"),
-        **extra,
-        user_token_id=token("user"),
-        position_id_per_seconds=13,  # as in the released checkpoints; the class's default is 25
-        initializer_range=std,
-    )
+        "vision_config": _vision(tiny),
+        "audio_config": _audio(tiny),
+        "image_token_id": token("<|image_pad|>"),
+        "audio_token_id": token("<|audio_pad|>"),
+        "video_token_id": token("<|video_pad|>"),
+        "audio_start_token_id": token("<|audio_start|>"),
+        "vision_start_token_id": token("<|vision_start|>"),  # no field of the class; get_rope_index reads it
+        "user_token_id": token("user"),
+        "position_id_per_seconds": 13,  # as in the released checkpoints; the class's default is 25
+        "initializer_range": std,
+    }
 
 
 def _vision(tiny: TinyOmni) -> dict[str, object]:

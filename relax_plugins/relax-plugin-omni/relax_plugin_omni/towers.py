@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionPatchEmbed
 
 from relax_core.errors import DataError
 from relax_core.types import MediaRef
 from relax_plugin_omni.processing import Features, Plan, audio_chunks, audio_rows
+
+if TYPE_CHECKING:
+    from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
 
 PREFIX = "media_"
 """Inputs of the towers carry it, so that the rest can go to the decoder."""
@@ -41,18 +42,6 @@ class Parts:
             return cls(inner.visual, inner.audio_tower, inner.language_model)
         outer: Any = model
         return cls(outer.visual, outer.audio_tower, inner)
-
-
-class MatrixPatchEmbed(Qwen3OmniMoeVisionPatchEmbed):
-    """The patch embedding as the one matrix product that it is: several times faster than its convolution.
-
-    The kernel is as large as a patch, so both compute the same; names and shapes of the weights stay.
-    """
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Patches (N, D) -> (N, H of the tower)."""
-        weight = self.proj.weight
-        return torch.nn.functional.linear(hidden_states.to(weight.dtype), weight.flatten(1), self.proj.bias)
 
 
 def media_inputs(

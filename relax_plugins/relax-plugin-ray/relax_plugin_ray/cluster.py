@@ -49,17 +49,14 @@ class Placements:
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
     def options(self, role: str, index: int) -> dict[str, Any]:
-        """Of the actor in a place: resources, scheduling, environment. Not its name: one that is made anew in the place
-        of another may come before the other's name is free.
+        """Of the actor in a place: its resources and scheduling. Not its name: one that is made anew in the place of
+        another may come before the other's name is free.
 
-        Actors without a GPU see none, and compute in one thread.
+        Nor an environment (see ``worker.confine``): for one Ray starts every process twice, and none beforehand.
         """
         seat = self.layout.seats[role, index]
         strategy = PlacementGroupSchedulingStrategy(self.groups[seat.group], seat.bundle)
-        found: dict[str, Any] = {"num_cpus": seat.cpus, "num_gpus": seat.gpus, "scheduling_strategy": strategy}
-        if not seat.gpus:
-            found["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}}
-        return found
+        return {"num_cpus": seat.cpus, "num_gpus": seat.gpus, "scheduling_strategy": strategy}
 
     def remove(self) -> None:
         """Give the room back; whatever still is there is ended."""
@@ -150,7 +147,7 @@ def _start(seats: Layout, note: Note) -> Cluster:
 def _init(where: str, **options: Any) -> None:
     """``ray.init`` without its greetings, and with one line for what goes wrong."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # options() hides GPUs itself
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # worker.confine hides GPUs itself
     try:
         ray.init(**options, logging_level=logging.ERROR, log_to_driver=True)
     except (Exception, SystemExit) as error:

@@ -22,7 +22,9 @@ from relax_core.remote.client import READY, RemoteEngine
 from relax_core.remote.host import Builder, Host, Served, Take
 from relax_core.remote.sent import Pack, SentMedia
 from relax_core.remote.wire import Message, describe
+from relax_core.setup import EngineSetup
 from relax_plugin_ray.media import SharedMedia
+from relax_plugin_ray.worker import adapter_of, imported, run_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Engine
@@ -49,10 +51,8 @@ class RunBuilder:
     deterministic: bool
 
     def __call__(self) -> tuple[Engine, MediaStore]:
-        from relax_core.setup import EngineSetup
-        from relax_plugin_ray.worker import adapter_of, run_of
-
         run = run_of(self.resolved, self.role)
+        imported(run, "engines", run.config.engine)
         adapter, media = adapter_of(run)
         setup = EngineSetup(adapter, run.config.seed, self.deterministic)
         return run.stack.build("engines", run.config.engine, setup, where="engine"), media

@@ -20,7 +20,7 @@ from relax_core.interfaces import Columns
 from relax_core.run import build_algorithm
 from relax_core.setup import TrainerSetup
 from relax_plugin_ray.rows import Intake, PeerFeed, opened
-from relax_plugin_ray.worker import adapter_of, run_of
+from relax_plugin_ray.worker import adapter_of, imported, run_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import StepResult, Trainer
@@ -122,6 +122,7 @@ class RankActor:
 
     def _build(self, address: str, peers: Sequence[Any], patience_s: float) -> None:
         run = run_of(self._resolved, self._role)
+        imported(run, "trainers", run.config.trainer)
         adapter, media = adapter_of(run)
         stack, config = run.stack, run.config
         algorithm = build_algorithm(run)

@@ -25,7 +25,7 @@ from relax_core.stages import Advantages, Placed, serve_as
 from relax_plugin_ray.boxes import wait
 from relax_plugin_ray.plan import ADVANTAGES
 from relax_plugin_ray.pool import DELAY_S, WITHIN_S, gist
-from relax_plugin_ray.worker import adapter_of, run_of
+from relax_plugin_ray.worker import adapter_of, imported, run_of
 
 if TYPE_CHECKING:
     from relax_core.bus import Bus, Holder
@@ -79,6 +79,7 @@ class StageActor:
         apart = deployed_of(run).old_policy_gpus is not None
         for plan in plans:
             if plan.section.id == self._name:
+                imported(run, "stages", plan.section)
                 return annotator(plan, run, algorithm, adapter, self._bus.media, old_apart=apart)
         made = ", ".join(plan.section.id for plan in plans) or "none"
         raise RelaxError(f"stage {self._name!r}: the run has no such stage ({'; '.join(problems) or f'it has {made}'})")

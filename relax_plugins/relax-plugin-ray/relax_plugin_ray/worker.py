@@ -1,23 +1,42 @@
-"""What every process of a role does first: its log, the run rebuilt from the resolved file, and the model adapter."""
+"""What every process of a role does first: its devices, its log, the run rebuilt from the resolved file, the adapter.
+
+Nothing here imports torch: that is left to what a role builds.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import ray
 
 from relax_plugin_ray.logs import to_role_log
 from relax_plugin_ray.media import SharedMedia
 
 if TYPE_CHECKING:
+    from relax_core.config.schema import ComponentSection
     from relax_core.interfaces import ModelAdapter
     from relax_core.run import Run
+
+
+def confine() -> None:
+    """An actor without a GPU of its own sees none, and torch computes in one thread there, whatever the machine has.
+
+    To be called before torch is imported.
+    """
+    here = ray.get_runtime_context()
+    if here.get_actor_id() is not None and not here.get_accelerator_ids()["GPU"]:
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def run_of(resolved: Mapping[str, Any], role: str) -> Run:
     """The run in this process, with its callbacks: hooks that fire here fire on instances of this process's own."""
     from relax_core.run import rebuild
 
+    confine()
     run = rebuild(resolved)
     to_role_log(role, run.directory)
     # Arrays from the object store are read-only. Torch warns of that wherever it looks at one; nobody writes there.
@@ -25,6 +44,19 @@ def run_of(resolved: Mapping[str, Any], role: str) -> Run:
     for i, section in enumerate(run.config.callbacks):
         run.stack.add_callback(run.stack.build("callbacks", section, where=f"callbacks.{i}"), f"callbacks.{i}")
     return run
+
+
+def imported(run: Run, kind: str, section: ComponentSection) -> None:
+    """Import what a component that computes brings along, some three thousand modules, before it is built.
+
+    They stay, so Python's cycle collector need not walk them: not meanwhile, which takes a fifth of the time, nor ever.
+    """
+    gc.disable()
+    try:
+        run.stack.load(kind, section.id)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def adapter_of(run: Run) -> tuple[ModelAdapter, SharedMedia]:
