@@ -43,12 +43,25 @@ class Failing(LastWord):
         await super().play(task, chat)
 
 
+published = 0
+
+
+def on_weights_published(run, event):
+    global published
+    published += 1
+
+
 class Slow(LastWord):
-    """A fifth of the plays begin late, when the others of their groups have sampled from what is old by then."""
+    """Some plays begin two versions after the others of their groups have sampled; or a little late, where too many wait
+    for the trainer to go on."""
 
     async def play(self, task, chat):
-        if chat.random("slow") < 0.2:
-            await asyncio.sleep(0.25)
+        if chat.random("slow") < 0.06:
+            late = published + 2
+            for _ in range(100):
+                await asyncio.sleep(0.02)
+                if published >= late:
+                    break
         await super().play(task, chat)
 
 
