@@ -81,20 +81,20 @@ class TorchTrainer(Trainer):
 
     async def forward(self, rows: Sequence[Row], outputs: frozenset[str]) -> list[Columns]:
         """See ``Trainer.forward``. Nothing on other ranks than rank 0."""
-        self._check(outputs, "forward")
+        self._check_values(outputs, "forward")
+        check_outputs(outputs, self.trainee.outputs, "forward")
         self._check_awake()
         if not self.ranks.alone:
             return await self.team.forward(rows, outputs)
         async with self.still:
             return await self.trainee.forward(rows, outputs)
 
-    def _check(self, outputs: frozenset[str], who: str) -> None:
+    def _check_values(self, outputs: frozenset[str], who: str) -> None:
         if outputs & VALUES and not self.outputs & VALUES:
             raise ConfigError(
                 f"{who}: asks for the output 'values', but this trainer was built without a critic, for an algorithm "
                 "whose outputs do not name them; name them there"
             )
-        check_outputs(outputs, self.trainee.outputs, who)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -106,8 +106,10 @@ class TorchTrainer(Trainer):
 
         Other ranks than rank 0 have no plan, and an empty result. An error of one rank is raised on all of them.
         """
-        asked = algorithm.outputs & VALUES if self.trainee.name == "critic" else algorithm.outputs - VALUES
-        self._check(asked, f"algorithm {type(algorithm).__name__}")
+        who = f"algorithm {type(algorithm).__name__}"
+        self._check_values(algorithm.outputs, who)
+        own = algorithm.outputs & VALUES if self.trainee.name == "critic" else algorithm.outputs - VALUES
+        check_outputs(own, self.trainee.outputs, who)
         self._check_awake()
         if plan is None or not self.ranks.alone:
             return await self.team.step(step, plan, algorithm)

@@ -52,8 +52,7 @@ def on_weights_published(run, event):
 
 
 class Slow(LastWord):
-    """Some plays begin two versions after the others of their groups have sampled; or a little late, where too many wait
-    for the trainer to go on."""
+    """Some plays begin two versions after the others of their groups have sampled; or late, where too many wait."""
 
     async def play(self, task, chat):
         if chat.random("slow") < 0.06:

@@ -24,9 +24,13 @@ OLD, NEW = Version(0, 0), Version(0, 1)
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
+LONG = (60, 70)
+"""Tokens of the rows that are interrupted: so many that they have not ended when the weights are there."""
+
+
 async def halfway(e: TorchEngine, interrupt: Interrupt) -> tuple[list[Completion], Completion]:
     """Two rows are interrupted after some tokens while a third request waits; what they and it became."""
-    running = pending(e, [request("a", [3, 4], 12), request("b", [5], 14)])
+    running = pending(e, [request("a", [3, 4], LONG[0]), request("b", [5], LONG[1])])
     await until(lambda: decoder_of(e).running("train") == 2 and decoder_of(e).drawn >= 6)
     (waiting,) = pending(e, [request("c", [6, 7], 5)])
     await asyncio.sleep(0)
@@ -37,7 +41,7 @@ async def halfway(e: TorchEngine, interrupt: Interrupt) -> tuple[list[Completion
 def test_continue_goes_on_with_the_new_weights_and_says_so_per_token() -> None:
     async def test(e: TorchEngine) -> None:
         running, late = await halfway(e, "continue")
-        for c, n in zip(running, (12, 14), strict=True):
+        for c, n in zip(running, LONG, strict=True):
             assert c.stop is Stop.LENGTH
             assert len(c.ids) == n
             assert c.versions == sorted(c.versions)
@@ -51,16 +55,16 @@ def test_continue_goes_on_with_the_new_weights_and_says_so_per_token() -> None:
 def test_abort_gives_back_prefixes_and_a_continued_turn_goes_on_under_its_key() -> None:
     async def test(e: TorchEngine) -> None:
         running, late = await halfway(e, "abort")
-        for c, n in zip(running, (12, 14), strict=True):
+        for c, n in zip(running, LONG, strict=True):
             assert c.stop is Stop.ABORT
             assert 0 < len(c.ids) < n
             assert set(c.versions) == {OLD}
         assert late.stop is Stop.LENGTH
         assert set(late.versions) == {NEW}
         prefix = running[0]
-        more = replace(request("a", [3, 4, *prefix.ids], 12), drawn=len(prefix.ids))
+        more = replace(request("a", [3, 4, *prefix.ids], LONG[0]), drawn=len(prefix.ids))
         rest = await e.generate(more)
-        assert len(prefix.ids) + len(rest.ids) == 12
+        assert len(prefix.ids) + len(rest.ids) == LONG[0]
         expected = full_logprobs(e.setup.adapter, decoder_of(e).model, more.prompt, rest.ids)
         assert rest.logprobs == pytest.approx(expected, abs=1e-5)
 
@@ -70,7 +74,7 @@ def test_abort_gives_back_prefixes_and_a_continued_turn_goes_on_under_its_key() 
 def test_drain_lets_running_requests_finish_while_new_ones_wait() -> None:
     async def test(e: TorchEngine) -> None:
         running, late = await halfway(e, "drain")
-        for c, n in zip(running, (12, 14), strict=True):
+        for c, n in zip(running, LONG, strict=True):
             assert c.stop is Stop.LENGTH
             assert len(c.ids) == n
             assert set(c.versions) == {OLD}
