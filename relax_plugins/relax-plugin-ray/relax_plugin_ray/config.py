@@ -88,21 +88,21 @@ class RayConfig(ComponentConfig):
 
     def problems(self, run: RunConfig, stack: Stack) -> Iterable[str]:
         """See ``LocalConfig``."""
-        from relax_plugin_ray import plan
+        from relax_plugin_ray import checks
 
-        return plan.problems(self, run, stack)
+        return checks.problems(self, run, stack)
 
     def deployment(self, run: RunConfig, stack: Stack) -> Iterable[tuple[str, str]]:
         """See ``LocalConfig``."""
-        from relax_plugin_ray import plan
+        from relax_plugin_ray import checks
 
-        return plan.deployment(self, run, stack)
+        return checks.deployment(self, run, stack)
 
     def notes(self, run: RunConfig, stack: Stack) -> Iterable[str]:
         """See ``LocalConfig``."""
-        from relax_plugin_ray import plan
+        from relax_plugin_ray import checks
 
-        return plan.notes(self, run, stack)
+        return checks.notes(self, run, stack)
 
     def deployed(self) -> Deployed:
         """See ``LocalConfig``."""

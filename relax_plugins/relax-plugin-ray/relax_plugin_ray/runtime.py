@@ -16,8 +16,9 @@ from relax_core.router import Router
 from relax_core.run import build_algorithm, build_environments
 from relax_core.runtime import Note, Roles, Runtime
 from relax_core.stages import Here
+from relax_plugin_ray.checks import problems
 from relax_plugin_ray.config import RayConfig, Replicas
-from relax_plugin_ray.plan import ASKING, CRITIC, OLD_POLICY, needed_others, old_policy_apart, problems
+from relax_plugin_ray.plan import ASKING, CRITIC, OLD_POLICY, needed_others, old_policy_apart
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
