@@ -3,17 +3,22 @@
 import asyncio
 import os
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from relax_core.interfaces import Completion, Request
+from relax_core.interfaces import Completion, Engine, Request
+from relax_core.media import MediaStore
 from relax_core.remote.process import ProcessEngine
 from relax_core.router import Router
 from relax_core.testing.engines import TinyBuilder, changed_weights, request
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.testing.two_turns import stored
+from relax_core.torch.decoder import Pool
+from relax_core.torch.engine import TorchEngine
 from relax_core.transports import SharedTransport
 from relax_core.types import Encoded, MediaRef, Version
 
@@ -31,21 +36,37 @@ def requests() -> list[Request]:
     ]
 
 
-async def played(router: Router, kill: ProcessEngine | None) -> list[Completion]:
-    before = (await router.health())["drawn_tokens"]
-    tasks = [asyncio.create_task(router.generate(r)) for r in requests()]
-    if kill is not None:
-        while (await router.health())["drawn_tokens"] < before + 8:
-            await asyncio.sleep(0)
-        assert kill.pid is not None
-        os.kill(kill.pid, signal.SIGKILL)  # at work: that its requests are asked again is counted below
-    return await asyncio.gather(*tasks)
+@dataclass(frozen=True)
+class MortalBuilder(TinyBuilder):
+    """Builds an engine whose process is killed at work: once the file ``mark`` is there, with rows half sampled."""
+
+    mark: Path = Path()
+
+    def __call__(self) -> tuple[Engine, MediaStore]:
+        engine, media = super().__call__()
+        assert isinstance(engine, TorchEngine)
+        step = engine._step
+
+        def mortal(pool: Pool) -> None:
+            step(pool)
+            decoder = engine.decoder
+            if decoder is not None and decoder.running("train") and self.mark.exists():
+                self.mark.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        engine._step = mortal  # type: ignore[method-assign]
+        return engine, media
 
 
-def test_what_a_killed_engine_was_sampling_is_sampled_again_with_the_same_ids_and_weights() -> None:
+async def played(router: Router) -> list[Completion]:
+    return await asyncio.gather(*(router.generate(r) for r in requests()))
+
+
+def test_what_a_killed_engine_was_sampling_is_sampled_again_with_the_same_ids_and_weights(tmp_path: Path) -> None:
     async def main() -> None:
-        builder = TinyBuilder(SETTINGS, {"max_rows": 4}, seed=3)
-        engines = [ProcessEngine(builder, stored()) for _ in range(2)]
+        mark, size = tmp_path / "mark", {"max_rows": 4}
+        builders = (MortalBuilder(SETTINGS, size, seed=3, mark=mark), TinyBuilder(SETTINGS, size, seed=3))
+        engines = [ProcessEngine(builder, stored()) for builder in builders]
         notes: list[str] = []
         router = Router(engines, notes.append)
         transport = SharedTransport(SharedTransport.Config())
@@ -54,9 +75,10 @@ def test_what_a_killed_engine_was_sampling_is_sampled_again_with_the_same_ids_an
         try:
             assert router.exact_versions
             await router.load_weights(transport.publish(Version(0, 1), weights))
-            undisturbed = await played(router, None)
+            undisturbed = await played(router)
             transport.close()  # from now on only the living engine has them
-            disturbed = await played(router, engines[0])
+            mark.touch()
+            disturbed = await played(router)
             assert [c.ids for c in disturbed] == [c.ids for c in undisturbed]
             assert {v for c in disturbed for v in c.versions} == {Version(0, 1)}
             for one, other in zip(disturbed, undisturbed, strict=True):
