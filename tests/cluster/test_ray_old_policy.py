@@ -146,11 +146,8 @@ class World:
     notes: list[str]
 
     def old_policy(self, replicas: int = 1, restarts: int = 3) -> RemoteOldPolicy:
-        env = {"OMP_NUM_THREADS": "1"}
-
         def create(index: int) -> Any:
-            make = actor_of(OldPolicyActor, num_cpus=0.5, runtime_env={"env_vars": env})
-            return make(self.plain, f"old_policy-{index}")
+            return actor_of(OldPolicyActor, num_cpus=0.5)(self.plain, f"old_policy-{index}")
 
         return RemoteOldPolicy(create, replicas, restarts, self.notes.append, self.media)
 

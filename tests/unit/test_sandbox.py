@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,10 +16,10 @@ import psutil
 import pytest
 
 from relax_envs.sandbox import runner
-from relax_envs.sandbox.folder import remove
 from relax_envs.sandbox.limits import Limits, SandboxError
 from relax_envs.sandbox.runner import guarantees, run
 from relax_envs.sandbox.seccomp import DENIED, program
+from tests.unit.killed_parent import check_nothing_is_left
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -186,19 +184,7 @@ def test_a_killed_parent_takes_its_programs_with_it() -> None:
         "from concurrent.futures import ThreadPoolExecutor as Pool\nfrom relax_envs.sandbox.runner import *\n"
         f"list(Pool(2).map(lambda text: run(text, limits=Limits(seconds=60)), {texts!r}))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": tempfile.gettempdir()})
-    limit = time.monotonic() + 20
-    while len(children := [c for c in psutil.Process(parent.pid).children() if "launcher.py" in str(c.cmdline())]) < 2:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-    time.sleep(0.2)
-    assert all(child.is_running() for child in children)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    psutil.wait_procs(children, timeout=5)
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
-    for left in Path(tempfile.gettempdir()).iterdir():  # whoever is killed cannot clean up
-        remove(str(left))
+    check_nothing_is_left(code, processes=2)
 
 
 def test_the_event_loop_goes_on() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from relax_envs.sandbox.folder import remove
 from relax_envs.sandbox.limits import END, Limits, Outcome
 from relax_envs.sandbox.names import Names, names_in
 from relax_envs.sandbox.runner import guarantees, run
+from tests.unit.killed_parent import check_nothing_is_left
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -154,18 +153,7 @@ def test_a_killed_parent_takes_both_with_it() -> None:
         "import json\nfrom relax_envs.sandbox.runner import *\n"
         f"run('def f():\\n    while True: pass', tests=json.loads({tests!r}), limits=Limits(seconds=60))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": tempfile.gettempdir()})
-    limit = time.monotonic() + 20
-    while len(children := psutil.Process(parent.pid).children(recursive=True)) < 2:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-    time.sleep(0.2)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    psutil.wait_procs(children, timeout=5)
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
-    for left in Path(tempfile.gettempdir()).iterdir():  # whoever is killed cannot clean up
-        remove(str(left))
+    check_nothing_is_left(code, processes=2)
 
 
 @pytest.mark.parametrize(
