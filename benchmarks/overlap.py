@@ -43,12 +43,12 @@ QUICK_LIMIT = 48
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one process runs. ``idle``: its trainer computes nothing."""
+    """What one process runs. ``rest_s``: its trainer rests so long each step, and computes nothing."""
 
     work: str
     placement: str = "separate"
     staleness: int = 0
-    idle: bool = False
+    rest_s: float | None = None
 
     def words(self, a: argparse.Namespace) -> list[str]:
         # Work A is about two processes of one machine: the local runtime.
@@ -56,7 +56,7 @@ class Setting:
         found = ["--work", self.work, "--placement", self.placement, "--staleness", str(self.staleness)]
         found += ["--runtime", runtime, "--steps", str(a.steps), "--warmup", str(a.warmup)]
         found += ["--set", f"environments.0.limit={QUICK_LIMIT}"] if a.quick else []
-        return [*found, "--idle"] if self.idle else found
+        return found if self.rest_s is None else [*found, "--rest", str(self.rest_s)]
 
 
 TRL = "trl"
@@ -65,11 +65,10 @@ Contender = Setting | str
 
 
 def contenders(work: str) -> list[Contender]:
-    bound = STALENESS[work]
-    idle = Setting(work, staleness=bound, idle=True)
+    """Without the run whose trainer rests: ``rounds`` adds it."""
     if work == "a":
-        return [Setting(work, staleness=bound), TRL, Setting(work), idle]
-    return [Setting(work, "colocate"), *(Setting(work, staleness=k) for k in (2, 0, 1, 4)), idle]
+        return [Setting(work, staleness=STALENESS[work]), TRL, Setting(work)]
+    return [Setting(work, "colocate"), *(Setting(work, staleness=k) for k in (2, 0, 1, 4))]
 
 
 def quick() -> list[Contender]:
@@ -140,12 +139,17 @@ def rounds(a: argparse.Namespace, console: Console) -> Iterator[dict[str, Any]]:
     for number in range(a.rounds):
         for work, listed in chosen.items():
             shift = number % len(listed)
-            for contender in listed[shift:] + listed[:shift]:
+            waiting = listed[shift:] + listed[:shift]
+            while waiting:
+                contender = waiting.pop(0)
                 result = run(contender, a) | {"round": number}
                 step = bars.mean(result["step_s"])
-                words = f"round {number + 1}/{a.rounds}  {work:7}  {bars.label(result):24}  {step:.2f} s a step"
+                words = f"round {number + 1}/{a.rounds}  {work:7}  {bars.label(result):27}  {step:.2f} s a step"
                 console.print(words, highlight=False)
                 yield result
+                if contender == Setting(work):  # now it is known how long the trainer is to rest
+                    rest_s = bars.mean(result["compute_s"])
+                    waiting.insert(0, Setting(work, staleness=STALENESS[work], rest_s=rest_s))
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

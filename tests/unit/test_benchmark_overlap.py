@@ -26,7 +26,7 @@ def measured(staleness: int, step: float, wait: float, busy: float = 0.5, **chan
         "work": "lengths",
         "placement": "separate",
         "staleness": staleness,
-        "idle": False,
+        "rest_s": None,
         "round": 0,
         "warmup": 0,
         "step_s": [step, step],
@@ -62,7 +62,7 @@ def test_the_ideal_is_the_slower_phase_measured_where_it_does_not_wait(
     busy: float, generate: float, best: float
 ) -> None:
     runs = [
-        measured(2, 1.0, 0.9, busy, idle=True),
+        measured(2, 1.0, 0.9, busy, rest_s=0.9),
         measured(0, 2.0, 1.1),  # trains for 0.9 s
         measured(2, 1.25, 0.05),
         measured(4, 1.0, 0.0),  # not the one that is judged
@@ -77,7 +77,7 @@ def test_the_ideal_is_the_slower_phase_measured_where_it_does_not_wait(
 @pytest.mark.parametrize("step, ok", [(0.99, True), (1.02, False)])
 def test_the_median_round_must_reach_the_bar(step: float, ok: bool) -> None:
     def of_round(number: int, step: float) -> list[dict[str, Any]]:
-        runs = [measured(2, 1.0, 0.9, 0.6, idle=True), measured(0, 2.0, 1.1), measured(2, step, 0.0)]
+        runs = [measured(2, 1.0, 0.9, 0.6, rest_s=0.9), measured(0, 2.0, 1.1), measured(2, step, 0.0)]
         return [run | {"round": number} for run in runs]
 
     found = [*of_round(0, 5.0), *of_round(1, step), *of_round(2, 0.9)]
