@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,9 @@ def contenders(work: str) -> list[Contender]:
 
 
 def quick() -> list[Contender]:
-    """Two short runs that show whether everything works; nothing can be concluded from them."""
-    return [Setting("lengths", "colocate"), Setting("lengths", staleness=2)]
+    """Short runs that show whether everything works; nothing can be concluded from them."""
+    real = Setting("lengths", staleness=2)
+    return [Setting("lengths", "colocate"), real, replace(real, rest_s=0.1)]
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -85,7 +86,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--only", choices=[*STALENESS], help="one work alone")
     p.add_argument("--skip", action="append", default=[], choices=[TRL], help="leave a peer out")
     p.add_argument("--runtime", choices=["ray", "local"], default="ray", help="of lengths and tools")
-    p.add_argument("--quick", action="store_true", help="two short runs with the local runtime: a smoke test")
+    p.add_argument("--quick", action="store_true", help="short runs with the local runtime: a smoke test")
     a = p.parse_args(words)
     if a.quick:
         a.rounds, a.steps, a.warmup, a.runtime = 1, 2, 2, "local"

@@ -98,7 +98,7 @@ class MeteredTrainer(TorchTrainer):
 
     async def _rest(self, plan: AsyncIterator[Cut], seconds: float) -> StepResult:
         """Take a step's cuts as if they were trained: each takes its rows' share of the time."""
-        rows = self.setup.run.config.groups_per_step * self.setup.run.config.group_size
+        rows = self.run.config.groups_per_step * self.run.config.group_size
         cuts = []
         async for cut in plan:
             await asyncio.sleep(seconds * len(cut.rows) / rows)

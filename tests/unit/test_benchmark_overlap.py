@@ -127,11 +127,15 @@ def test_a_quick_run_measures_both_placements_on_the_same_replies(tmp_path: Path
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=os.environ | {"COLUMNS": "160"})
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
-    assert [r["setting"] for r in found["tables"]["lengths"]] == ["colocate", "separate@2"]
-    assert found["problems"] == [] and found["bars"] == []  # two runs of two steps decide nothing
+    assert [r["setting"] for r in found["tables"]["lengths"]] == [
+        "colocate",
+        "separate@2",
+        "separate@2, resting trainer",
+    ]
+    assert found["problems"] == [] and found["bars"] == []  # runs of two steps decide nothing
     for run in found["runs"]:
         assert len(run["step_s"]) == len(run["wait_s"]) == 2
         assert all(0 <= wait <= step for step, wait in zip(run["step_s"], run["wait_s"], strict=True))
         assert run["cpu_s_per_step"] > 0 and run["engines"][0]["drawn"] > 0
     lags = [max(map(int, run["summary"]["lag_tokens"])) for run in found["runs"]]
-    assert lags == [0, 2]
+    assert lags == [0, 2, 2]
