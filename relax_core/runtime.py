@@ -174,7 +174,8 @@ def stages_here(
 
 def engine_setup(run: Run, adapter: ModelAdapter) -> EngineSetup:
     """Synchronous runs repeat bit for bit, so their batches must not depend on timing."""
-    return EngineSetup(adapter, run.config.seed, deterministic=run.config.max_staleness == 0)
+    deterministic = run.config.max_staleness == 0
+    return EngineSetup(adapter, run.config.seed, deterministic, run.directory)
 
 
 @dataclass(frozen=True, slots=True)
