@@ -113,7 +113,7 @@ class Wire:
         shape = (tokens - 1, *self.experts)
         if found.size != shape[0] * shape[1] * shape[2]:
             raise EngineError(
-                f"engine sglang: routed experts are {found.size} numbers, expected {' x '.join(map(str, shape))} (tokens "
-                "but the last, layers, experts of a token)"
+                f"engine sglang: routed experts are {found.size} numbers, expected {' x '.join(map(str, shape))} "
+                "(tokens but the last, layers, experts of a token)"
             )
         return found.reshape(shape)
