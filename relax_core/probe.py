@@ -1,8 +1,8 @@
 """The acceptance probe: whether an engine samples from what the trainer computes. No model, and no torch, is in here.
 
 An engine is asked for replies, greedy and sampled, under weights that are known, and its log-probs are compared with
-the truth: the banned, tempered log-softmax. Under *blank* weights (every tensor zero) the truth needs no model: whatever
-the architecture, all allowed ids are equally likely.
+the truth: the banned, tempered log-softmax. Under *blank* weights (every tensor zero) the truth needs no model: all
+allowed ids are equally likely, whatever the architecture.
 """
 
 from __future__ import annotations
@@ -189,10 +189,11 @@ class Probe:
         if not off:
             return
         _, reply, i, found = off[0]
+        ids = f"all {self.allowed:,} allowed ids ({self.adapter.vocab_size:,} less {len(self.banned)} banned)"
         self._find(
-            f"{reply.how}, token {i} (id {reply.completion.ids[i]}): log-prob {found:.6f}, but all "
-            f"{self.allowed:,} allowed ids ({self.adapter.vocab_size:,} less {len(self.banned)} banned) are equally likely: {wanted:.6f} "
-            f"(± {BLANK:g}); so it is at {len(off)} of {len(pairs)} tokens: {self._why_not_blank([x for *_, x in off])}"
+            f"{reply.how}, token {i} (id {reply.completion.ids[i]}): log-prob {found:.6f}, but {ids} are equally "
+            f"likely: {wanted:.6f}, give or take {BLANK:g}; so it is at {len(off)} of {len(pairs)} tokens: "
+            + self._why_not_blank([x for *_, x in off])
         )
 
     def _why_not_blank(self, found: Sequence[float]) -> str:
@@ -301,10 +302,10 @@ def summary(probes: Sequence[Probe]) -> str:
     many = f"{len(probes)} engines, " if len(probes) > 1 else ""
     t, banned = first.tolerance, len(first.banned)
     telling = math.log(first.adapter.vocab_size / first.allowed) > BLANK if banned else True
+    asked = f"{many}{sum(p.replies for p in probes)} replies, {sum(p.tokens for p in probes)} tokens"
+    worst = f"log-probs differ by at most {max(p.largest for p in probes):.2g} ({t.dtype} allows {t.largest:g})"
     return (
-        f"engine probe: {many}{sum(p.replies for p in probes)} replies, {sum(p.tokens for p in probes)} tokens: log-probs "
-        f"differ by at most {max(p.largest for p in probes):.2g} ({t.dtype} allows {t.largest:g}); weights move; "
-        f"{banned} ids banned"
+        f"engine probe: {asked}: {worst}; weights move; {banned} ids banned"
         + ("" if telling else " (too few of them to see in log-probs)")
         + ("; the model is too uniform to tell a wrong temperature" if any(p.uniform for p in probes) else "")
     )
