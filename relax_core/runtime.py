@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from relax_core.actor_critic import build_trainer
 from relax_core.annotators import annotator
@@ -22,6 +22,7 @@ from relax_core.scoring import Graders, Scorer
 from relax_core.setup import EngineSetup
 from relax_core.stages import Advantages, Here, Placed
 from relax_core.types import Version
+from relax_core.weights import blank
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
@@ -31,8 +32,21 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 """Says a line to who watches the run."""
-Publisher = Callable[[Version], Awaitable["WeightUpdate"]]
-"""Copies the trainer's weights to where engines and stages can read them, as this version."""
+
+
+class Publisher(Protocol):
+    def __call__(self, version: Version, blank: bool = False) -> Awaitable[WeightUpdate]:
+        """Copy the trainer's weights to where engines and stages can read them, as this version.
+
+        ``blank``: zeros in their place, which all travel; for the probe of engines (see probe.py).
+        """
+
+
+def published(transport: Transport, trainer: Trainer, version: Version, zeros: bool) -> WeightUpdate:
+    """What a ``Publisher`` does where the trainer is."""
+    if zeros:
+        return transport.publish(version, blank(trainer.weights()))
+    return transport.publish(version, trainer.weights(), trainer.frozen_names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,8 @@ class Roles:
     old_policy: OldPolicy
     colocated: bool = False
     """Whether engine and trainer take turns on the same devices."""
+    simulated: bool = False
+    """Whether engine and trainer compute nothing: then there is nothing to probe."""
 
 
 class Runtime(Configurable, ABC):
@@ -111,8 +127,8 @@ class LocalRuntime(Runtime):
         await engine.start()
         bus = Bus(config.bus.max_rows, config.bus.max_bytes)
 
-        async def publish(version: Version) -> WeightUpdate:
-            return transport.publish(version, trainer.weights(), trainer.frozen_names())
+        async def publish(version: Version, blank: bool = False) -> WeightUpdate:
+            return published(transport, trainer, version, blank)
 
         return Roles(
             engine=engine,
@@ -174,7 +190,8 @@ def stages_here(
 
 def engine_setup(run: Run, adapter: ModelAdapter) -> EngineSetup:
     """Synchronous runs repeat bit for bit, so their batches must not depend on timing."""
-    return EngineSetup(adapter, run.config.seed, deterministic=run.config.max_staleness == 0)
+    deterministic = run.config.max_staleness == 0
+    return EngineSetup(adapter, run.config.seed, deterministic, run.directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.feed import Feed
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
+from relax_core.probe_run import accept_engines
 from relax_core.prompts import Prompts
 from relax_core.rollout import Rollout
 from relax_core.run import build_algorithm
@@ -107,6 +108,12 @@ class System:
         yield from self.roles.stages.items()
 
     # --- weights ------------------------------------------------------------------------------------------------------
+
+    async def probe(self) -> None:
+        """Refuse engines that sample from anything but what the trainer computes. Raises ConfigError."""
+        if not self.roles.simulated:
+            accepted = await accept_engines(self.run, self.roles, self.turns, self.lineage, self.first_step)
+            self.screen.note(accepted)
 
     async def publish(self, number: int) -> None:
         """Engines and stages serve the trainer's weights as version ``number`` when this returns."""

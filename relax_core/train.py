@@ -29,7 +29,8 @@ async def train(run: Run, screen: Screen) -> None:
 
     config, hook = run.config, run.stack.hook
     async with assembled(run, screen) as system:
-        # Engines serve the trainer's weights before anything is played.
+        # Engines are probed, and serve the trainer's weights, before anything is played.
+        await system.probe()
         await system.publish(system.first_step)
         hook.on_train_start(run=run)
 

@@ -27,7 +27,7 @@ from relax_plugin_sglang.client import Client
 if TYPE_CHECKING:
     from relax_plugin_sglang.config import SglangConfig
 
-_GUARD = Path(__file__).with_name("guard.py")
+_GUARD, _SERVE = (Path(__file__).with_name(name) for name in ("guard.py", "serve.py"))
 _POLL_S = 0.25
 """Between two questions whether a starting server is ready."""
 _GRACE_S = 15.0
@@ -82,7 +82,7 @@ class Server:
         self._folder = folder = Path(tempfile.mkdtemp(prefix="relax-sglang-"))
         secret = folder / "key.yaml"
         secret.write_text(json.dumps({"api-key": self.key}))  # JSON is YAML
-        command = [python, "-m", "sglang.launch_server", "--config", str(secret)]
+        command = [python, str(_SERVE), "--config", str(secret)]
         command += server_arguments(config, self.model, self.device, self.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
