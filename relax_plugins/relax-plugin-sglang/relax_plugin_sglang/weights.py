@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import shutil
+import socket
+import subprocess
 import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from relax_core.errors import EngineError, WeightsError
 from relax_plugin_sglang.client import ServerUnreachable
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from relax_plugin_sglang.client import Client
+    from relax_plugin_sglang.config import SglangConfig
     from relax_plugin_sglang.names import Checkpoint, Named
     from relax_plugin_sglang.readback import Readback
 
@@ -37,6 +42,13 @@ class Sender(ABC):
 
     def __init__(self, client: Client, checkpoint: Checkpoint, readback: Readback | None = None, ranks: int = 1):
         self.client, self.checkpoint, self.readback, self.ranks = client, checkpoint, readback, ranks
+
+    device: str = "cpu"
+    """Where the memory should lie into which the weights are received."""
+
+    def check(self, named: Named) -> None:
+        """Raises WeightsError for tensors that the server's model does not have, or not with this shape."""
+        self.checkpoint.named(named)
 
     async def send(self, named: Named, label: str, flush: bool) -> None:
         """Replace these tensors in the server, whose weights are called ``label`` from then on. They must stay as they
@@ -71,8 +83,49 @@ class Sender(ABC):
             raise WeightsError(f"weights: the server refused them, and may hold a mixture now: {answer}")
 
 
+def sender(config: SglangConfig, client: Client, folder: Path, device: str) -> Sender:
+    """The one that the settings ask for, for a server that computes on ``device`` (``cpu``, ``cuda``, ``cuda:1``) and
+    was started with this model folder. Raises WeightsError for a folder without safetensors.
+    """
+    from relax_plugin_sglang.names import Checkpoint
+    from relax_plugin_sglang.readback import Readback
+
+    ranks = max(int(str(config.arguments.get(name, 1))) for name in ("tp_size", "tp-size", "tp"))
+    about = (client, Checkpoint.of(folder), Readback(client, config.readback) if config.readback else None, ranks)
+    here = config.url is None or _is_here(config.url)
+    way = chosen(config.weights, here, device, device != "cpu" and _same_torch(config.python))
+    if way == "files":
+        return FilesSender(*about)
+    if way == "group":
+        from relax_plugin_sglang.weights_group import GroupSender
+
+        return GroupSender(*about)
+    found = IpcSender(*about)
+    found.device = "cuda:0" if device == "cuda" else device
+    return found
+
+
+def _is_here(url: str) -> bool:
+    """Whether the server's address is one of this machine's: then we can listen on it."""
+    host = str(urlsplit(url).hostname)
+    try:
+        with socket.create_server((socket.gethostbyname(host), 0)):
+            return True
+    except OSError:
+        return False
+
+
+def _same_torch(python: Path | None) -> bool:
+    """Whether an environment's torch is of our release, as 2.11; of one that we do not see it is not known."""
+    if python is None:
+        return False
+    ask = "from importlib.metadata import version; print(version('torch'))"
+    theirs = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False).stdout
+    return theirs.split(".")[:2] == version("torch").split(".")[:2]
+
+
 def chosen(wanted: Literal["auto"] | Way, here: bool, device: str, torch_fits: bool) -> Way:
-    """The way for a server on this machine or elsewhere, and weights on a device.
+    """The way for a server on this machine or elsewhere, and the device on which it computes.
 
     ``torch_fits``: whether both sides' torch is known to be of one release (as 2.11): handles of GPU memory are its own
     format. Memory of the processor is shared by name, which every release reads.
