@@ -35,7 +35,7 @@ def server_arguments(config: SglangConfig, model: Path, device: str, port: int) 
     own: dict[str, Value] = {
         "model-path": str(model),
         "dtype": config.dtype,
-        "device": device,
+        "device": device.partition(":")[0],
         "host": config.host,
         "port": port,
         "skip-tokenizer-init": True,
@@ -44,6 +44,8 @@ def server_arguments(config: SglangConfig, model: Path, device: str, port: int) 
         "enable-metrics": config.metrics,
         "enable-deterministic-inference": config.deterministic,
     }
+    if number := device.partition(":")[2]:
+        own["base-gpu-id"] = int(number)
     given = {name.lstrip("-_").replace("_", "-"): value for name, value in config.arguments.items()}
     return [word for name, value in (suited | given | own).items() for word in _words(name, value)]
 

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from relax_core.interfaces import ComponentConfig
+from relax_core.torch.config import Device
 
 Value = bool | int | float | str | list[str | int | float]
 
@@ -17,6 +18,7 @@ OWN = {
     "model": "model",
     "dtype": "dtype",
     "device": "device",
+    "base_gpu_id": "device",
     "host": "host",
     "port": "port",
     "api_key": "nothing: a child gets a random key",
@@ -49,8 +51,9 @@ class SglangConfig(ComponentConfig):
     model is written to one)."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Of the server's weights and cache."""
-    device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where the server computes; ``auto``: on a GPU where there is one."""
+    device: Device = "auto"
+    """Where the server computes; ``auto``: on a GPU where there is one. ``cuda:1``: on that of several (or from it on);
+    the trainer's is the first one."""
     host: str = "127.0.0.1"
     """Address on which a child listens. It unpickles what an update of weights sends: other than loopback only inside a
     network that is trusted."""

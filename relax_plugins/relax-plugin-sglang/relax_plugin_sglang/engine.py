@@ -60,8 +60,8 @@ class SglangEngine(Engine):
         """Start a server with the model's initial weights. Raises EngineError, with its last words, if it does not."""
         await self.stop()
         self.version, self._hollow = _FIRST, False
-        self._receiver = Receiver(group=True)
         self._life = await Life.begin(self.config, self.setup)
+        self._receiver = Receiver(group=True, device=self._life.sender.device)
 
     async def stop(self) -> None:
         """End it; requests get an EngineError."""
