@@ -151,9 +151,9 @@ class SglangEngine(Engine):
     # --- weights and memory ------------------------------------------------------------------------------------------
 
     async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None:
-        """See ``Engine``. Everything is received and verified here before the server is touched.
+        """See ``Engine``. Everything is received and verified here before anything running is touched.
 
-        Raises EngineError, and ends the server, when it took only a part.
+        What goes wrong after that leaves the server with a mixture of weights: then it is dead.
         """
         life = self._alive()
         async with life.loading:
@@ -161,6 +161,7 @@ class SglangEngine(Engine):
                 life.gate.shut("weights")
             try:
                 named = await self._receive(update)
+                life.sender.check(named)
                 life.gate.shut("weights")  # who comes from now on is of the new version
                 await self._interrupt(life, interrupt)
                 await self._send(life.alive(), update, named)
