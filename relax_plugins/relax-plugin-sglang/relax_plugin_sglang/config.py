@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from relax_core.interfaces import ComponentConfig
 
@@ -78,6 +78,9 @@ class SglangConfig(ComponentConfig):
     """How new weights get into the server. ``ipc``: through memory of the same device. ``group``: broadcast over a
     process group. ``files``: a file in shared memory, or a folder that both can read. ``auto``: the fastest that
     works."""
+    readback: NonNegativeInt = 3
+    """Tensors of each update whose first rows are read back from the server and compared, where it can show them (of
+    Llama's models and few others); 0: none."""
     routed_experts: bool = False
     """Whether each sampled row brings the experts that its tokens went to, as the column ``routed_experts``."""
     memory_saver: bool = False
