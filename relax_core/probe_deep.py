@@ -87,6 +87,8 @@ async def _probe(run: Run, probe: Probe, model: torch.nn.Module) -> None:
             probe.compare_blank(replies)
         else:
             await probe.compare(replies, truth)
+        if probe.findings:
+            return
 
 
 def _model(run: Run, adapter: ModelAdapter) -> torch.nn.Module:

@@ -50,7 +50,7 @@ def _moved(kit: Kit, request: Request, c: Completion, old: Weights, before: Vers
     kit.logprobs(request, c.ids[: max(by_old - CHANCE, 0)], c.logprobs[: max(by_old - CHANCE, 0)], old)
     assert by_old < len(c.ids), (
         f"continue: all {len(c.ids)} tokens of a running request were drawn by the old weights, though load_weights "
-        "had returned before it ended: running requests go on with the new ones (or raise long: it may have ended before)"
+        "had returned before it ended: running requests go on with the new ones (raise long if it had ended)"
     )
     known = {before, kit.version}
     assert set(c.versions) <= known, f"continue: versions {sorted(set(c.versions))}, there were {sorted(known)}"
