@@ -36,6 +36,10 @@ TELLING = 0.3
 """What a wrong temperature changes log-probs by, as a share of how far they are from the uniform one: from 0.7 to 1."""
 
 
+MEAN_OF = 16
+"""A mean of fewer differences is left to chance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """How far an engine's log-probs may be from the trainer's where it computes in this dtype."""
@@ -239,7 +243,7 @@ class Probe:
                 f"{at}: {worst:.4f} apart, {t.dtype} allows {t.largest:g}; so it is at {wrong} of {n} tokens{heat}: "
                 + self._advice
             )
-        elif not mean <= t.mean:
+        elif n >= MEAN_OF and not mean <= t.mean:
             self._find(
                 f"{at}: {mean:.4f} apart on average of {n} tokens, {t.dtype} allows {t.mean:g}{heat}: {self._advice}"
             )

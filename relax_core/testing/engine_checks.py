@@ -166,6 +166,9 @@ async def check_cancel(kit: Kit) -> None:
     await kit.load(kit.weights("a", "never"))
     (_, first), *others = await kit.running(3)
     first.cancel()
+    await kit.gauges(lambda g: g["running"] + g["waiting"] < 3, "that a cancelled request is gone")
+    ended = sum(task.done() for _, task in others)
+    assert not ended, f"a cancelled request was at work until {ended} of 2 others had ended; it must leave at once"
     for request, task in others:
         kit.agrees(request, await kit.within(task, "a request beside a cancelled one"))
     await kit.gauges(lambda g: not g["running"] and not g["waiting"], "nothing at work after a cancelled request")

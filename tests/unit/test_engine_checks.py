@@ -39,6 +39,8 @@ def test_the_embedded_engine_in_a_process_of_its_own() -> None:
 
 NUMBER = r"-?\d+\.\d{4}"
 APART = rf"has {NUMBER}, the model in memory {NUMBER}: {NUMBER} apart \(float32 allows 0.001\)"
+LIMIT_S = {"Silent": 1.0, "DropsAborted": 3.0}
+"""Of engines that never answer; the others have more than a busy machine needs."""
 FAULTS = {
     "WrongTemperature": rf"^check_logprobs: log-probs at temperature 1 .*{APART}",
     "Untempered": rf"^check_logprobs: log-probs at temperature 0.7 .*{APART}",
@@ -48,18 +50,18 @@ FAULTS = {
     "StuckVersion": r"^check_greedy: versions \[\(0, 0\)\]: all tokens were drawn by \(0, 1\)",
     "TooNewVersion": r"^check_continue: continue: \d+ tokens say version .*, but only the last \d+ were drawn by it",
     "SampledGreedy": r"^check_greedy: greedy token \d+ \(id \d+\) is not the most likely one",
-    "Silent": r"^check_greedy: 6 requests: nothing within 2 s",
-    "DropsAborted": r"^check_abort: a running request \(abort\): nothing within 2 s",
-    "AlwaysAborts": r"^check_continue: continue: a running request ended by abort with \d+ of 256 tokens",
-    "NeverInterrupts": r"^check_continue: continue: all 256 tokens of a running request were drawn by the old weights",
+    "Silent": r"^check_greedy: 6 requests: nothing within 1 s",
+    "DropsAborted": r"^check_abort: a running request \(abort\): nothing within 3 s",
+    "AlwaysAborts": r"^check_continue: continue: a running request ended by abort with \d+ of 96 tokens",
+    "NeverInterrupts": r"^check_continue: continue: all 96 tokens of a running request were drawn by the old weights",
     "NeverDrains": r"^check_drain: .*under weights 'a'",
     "Trusting": r"^check_refused: load_weights took a tensor with a wrong checksum; it must verify first",
     "Restless": r"^check_pause: a request that came while the engine was paused was answered before resume",
     "Sleepless": r"^check_sleep: sleep: a request was answered by a sleeping engine",
     "ForgetsDrawn": r"^check_limits: (12 new tokens: at most 7|.*12 came)",
-    "NeverEos": r"^check_limits: stop is length, but it ends with 1: eos",
+    "NeverEos": r"^check_\w+: stop is length, but it ends with 1: eos",
     "Mixing": rf"^check_concurrency: .*{APART}",
-    "Leaking": r"^check_cancel: .*",
+    "Leaking": r"^check_cancel: a cancelled request was at work until \d of 2 others had ended",
     "WrongGauge": r"^check_gauges: version is 0, loaded was \d+",
     "QuietEnd": r"^check_stop: 3 of 3 requests in flight when it was stopped got no EngineError: Completion",
 }
@@ -69,7 +71,7 @@ FAULTS = {
 def test_a_fault_is_refused_with_what_is_wrong(fault: str) -> None:
     kind = getattr(wrong_engines, fault)
     with pytest.raises(AssertionError, match=FAULTS[fault]):
-        check_engine(lambda setup: kind(EngineConfig(device="cpu"), setup), limit_s=2.0)
+        check_engine(lambda setup: kind(EngineConfig(device="cpu"), setup), limit_s=LIMIT_S.get(fault, 30.0), long=96)
 
 
 def test_what_an_engine_lacks_is_not_checked_if_it_says_so() -> None:

@@ -67,11 +67,11 @@ NUMBER = r"-?\d+\.\d{4}"
 APART = (
     rf"log-prob {NUMBER}, the (trainer|model in memory) has {NUMBER}: {NUMBER} apart, float32 allows 0.001; so it is"
 )
-UNEQUAL = r"blank weights, token \d+ \(id \d+\): log-prob -\d\.\d{6}, but all 15 allowed ids \(17 less 2 banned\) are"
+UNEQUAL = r"blank weights, token \d+ \(id \d+\): log-prob -\d\.\d{6}, but all 18 allowed ids \(20 less 2 banned\) are"
 FAULTS = {
     "WrongTemperature": rf"sampled at temperature 0.8, the .*{APART} .*, as if the temperature were about 0\.[56]",
-    "Untempered": rf"sampled at temperature 0.8, the .*{APART} .*, as if the temperature were about (1|0.9\d) and not 0.8",
-    "MissingBan": rf"{UNEQUAL}.*: as if it drew from 16.0 ids",
+    "Untempered": rf"sampled at temperature 0.8, the .*{APART} .*, as if the temperature were about (1|0.9\d) and",
+    "MissingBan": rf"{UNEQUAL}.*: as if it drew from 19.0 ids",
     "NoBan": rf"{UNEQUAL}.*: as if nothing were banned",
     "Stale": rf"{UNEQUAL}.*: these are no blank weights",
     "StaleLater": rf"greedy, the (trainer|model)'s weights, .*{APART}|sampled at .*, the trainer's weights, .*{APART}",
@@ -98,9 +98,9 @@ def test_the_deep_check_refuses(fault: str, installed: list[EntryPoint]) -> None
     assert any(re.search(FAULTS[fault], line) for line in problems), problems
 
 
-def deep(engine: str, installed: Sequence[EntryPoint] | None = None, **changes: Any) -> tuple[list[str], list[str]]:
-    own = {"engine": {"id": engine.lower()}, "plugins": ["wrong"] if installed else []}
-    config, stack = resolve(copy.deepcopy(TEXT_RUN) | SHORT | own | changes, installed=installed)
+def deep(id: str, installed: Sequence[EntryPoint] | None = None, **settings: Any) -> tuple[list[str], list[str]]:
+    own = {"engine": {"id": id.lower(), **settings}, "plugins": ["wrong"] if installed else []}
+    config, stack = resolve(copy.deepcopy(TEXT_RUN) | SHORT | own, installed=installed)
     said: list[str] = []
     return engine_problems(Run(config, Path("run"), stack), said.append), said
 
@@ -109,17 +109,16 @@ def test_the_deep_check_of_a_good_engine_says_what_was_tried() -> None:
     problems, said = deep("torch")
     assert not problems
     assert re.fullmatch(
-        r"engine probe: 18 replies, \d+ tokens: log-probs differ by at most \S+ \(float32 allows 0.001\); weights move; "
-        r"2 ids banned",
+        r"engine probe: 18 replies, \d+ tokens: log-probs differ by at most \S+ \(float32 allows 0.001\); "
+        r"weights move; 2 ids banned",
         said[0],
     )
-    coarse = {"engine": {"id": "torch", "dtype": "bfloat16"}}
-    problems, said = deep("torch", **coarse)
+    problems, said = deep("torch", dtype="bfloat16")
     assert not problems and "(bfloat16 allows 0.2)" in said[0]
 
 
 def test_an_engine_that_cannot_start_is_a_problem_of_one_line() -> None:
-    problems, said = deep("torch", engine={"id": "torch", "device": "cuda"})
+    problems, said = deep("torch", device="cuda")
     assert not said and problems == [
         "engine probe: engine.device: 'cuda', but torch sees no GPU here; use 'cpu' or 'auto'"
     ]
@@ -135,8 +134,8 @@ def test_a_model_that_does_not_fit_beside_the_engine_is_said(monkeypatch: pytest
     problems, said = deep("torch")
     assert not problems
     assert said == [
-        "engine probe: left out: the model does not fit beside the engine (MemoryError); a run probes its engines by its "
-        "trainer when it starts"
+        "engine probe: left out: the model does not fit beside the engine (MemoryError); a run probes its engines "
+        "by its trainer when it starts"
     ]
 
 
