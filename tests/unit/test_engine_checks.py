@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from relax_core.remote.process import ProcessEngine
-from relax_core.testing import wrong_engines
-from relax_core.testing.engine_checks import check_engine
+from relax_core.testing import check_engine, wrong_engines
 from relax_core.testing.engines import TinyBuilder
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.torch.config import EngineConfig
@@ -63,7 +62,7 @@ FAULTS = {
     "Mixing": rf"^check_concurrency: .*{APART}",
     "Leaking": r"^check_cancel: a cancelled request was at work until \d of 2 others had ended",
     "WrongGauge": r"^check_gauges: version is 0, loaded was \d+",
-    "QuietEnd": r"^check_stop: 3 of 3 requests in flight when it was stopped got no EngineError: Completion",
+    "QuietEnd": r"^check_stop: 3 of 3 requests in flight when it was stopped got no EngineError: 0 tokens, abort",
 }
 
 
