@@ -68,10 +68,13 @@ def tolerance_of(*dtypes: str) -> Tolerance:
 class Truth(Protocol):
     """Who knows the log-probs."""
 
-    who: str
-    """How findings call it."""
-    temperature: float | None
-    """The only temperature under which it knows them; None: it knows all."""
+    @property
+    def who(self) -> str:
+        """How findings call it."""
+
+    @property
+    def temperature(self) -> float | None:
+        """The only temperature under which it knows them; None: it knows all."""
 
     def __call__(
         self, prompt: Encoded, replies: Sequence[Sequence[int]], temperature: float

@@ -98,8 +98,10 @@ def test_the_deep_check_refuses(fault: str, installed: list[EntryPoint]) -> None
     assert any(re.search(FAULTS[fault], line) for line in problems), problems
 
 
-def deep(id: str, installed: Sequence[EntryPoint] | None = None, **settings: Any) -> tuple[list[str], list[str]]:
-    own = {"engine": {"id": id.lower(), **settings}, "plugins": ["wrong"] if installed else []}
+def deep(
+    id: str, installed: Sequence[EntryPoint] | None = None, run: Mapping[str, Any] | None = None, **settings: Any
+) -> tuple[list[str], list[str]]:
+    own = {"engine": {"id": id.lower(), **settings}, "plugins": ["wrong"] if installed else [], **(run or {})}
     config, stack = resolve(copy.deepcopy(TEXT_RUN) | SHORT | own, installed=installed)
     said: list[str] = []
     return engine_problems(Run(config, Path("run"), stack), said.append), said
@@ -122,6 +124,13 @@ def test_an_engine_that_cannot_start_is_a_problem_of_one_line() -> None:
     assert not said and problems == [
         "engine probe: engine.device: 'cuda', but torch sees no GPU here; use 'cpu' or 'auto'"
     ]
+
+
+def test_an_engine_of_a_cluster_need_not_start_here() -> None:
+    problems, said = deep("torch", device="cuda", run={"plugins": ["ray"], "runtime": {"id": "ray"}})
+    assert not problems
+    (line,) = said
+    assert line.startswith("engine probe: left out: an engine cannot start on this machine (engine.device: 'cuda', but")
 
 
 def test_a_model_that_does_not_fit_beside_the_engine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
