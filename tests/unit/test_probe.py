@@ -255,8 +255,10 @@ class NumbersTruth:
     def __init__(self, engine: Numbers) -> None:
         self.engine = engine
 
-    async def __call__(self, prompt: Encoded, replies: Sequence[Sequence[int]], heat: float) -> list[list[float]]:
-        table = self.engine.logprobs(heat)
+    async def __call__(
+        self, prompt: Encoded, replies: Sequence[Sequence[int]], temperature: float
+    ) -> list[list[float]]:
+        table = self.engine.logprobs(temperature)
         return [[table[i - 3] for i in ids] for ids in replies]
 
 
