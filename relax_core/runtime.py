@@ -45,9 +45,10 @@ class Publisher(Protocol):
 
 def published(transport: Transport, trainer: Trainer, version: Version, zeros: bool) -> WeightUpdate:
     """What a ``Publisher`` does where the trainer is."""
+    weights, frozen = trainer.weights(), trainer.frozen_names()
     if zeros:
-        return transport.publish(version, blank(trainer.weights()))
-    return transport.publish(version, trainer.weights(), trainer.frozen_names())
+        return transport.publish(version, blank(weights), frozenset())
+    return transport.publish(version, weights, frozen)
 
 
 @dataclass(frozen=True, slots=True)
