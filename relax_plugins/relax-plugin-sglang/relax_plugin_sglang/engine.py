@@ -7,7 +7,7 @@ version's keys and values to another, and need not be flushed. (A flush with any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from relax_plugin_sglang.wire import Answer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from relax_core.config.schema import RunConfig
     from relax_core.setup import EngineSetup
     from relax_core.weights import WeightUpdate
 
@@ -54,14 +55,24 @@ class SglangEngine(Engine):
         """Whether the server's weights were given up, to be sent again."""
         self._requests = self._tokens = 0
 
+    @classmethod
+    def check(cls, config: SglangConfig, run: RunConfig) -> Iterable[str]:
+        """Settings that cannot work together with the rest of the run file."""
+        placement = getattr(run.runtime, "placement", None)
+        if placement == "colocate" and config.device != "cpu" and config.python and not config.memory_saver:
+            yield (
+                "memory_saver: false, but runtime.placement is colocate: the sleeping server would keep the GPU's "
+                "memory from the trainer; set it to true"
+            )
+
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start a server with the model's initial weights. Raises EngineError, with its last words, if it does not."""
         await self.stop()
         self.version, self._hollow = _FIRST, False
-        self._receiver = Receiver(group=True)
-        self._life = await Life.begin(self.config, self.setup)
+        self._life = life = await Life.begin(self.config, self.setup)
+        self._receiver = Receiver(group=True, device=life.sender.device)
 
     async def stop(self) -> None:
         """End it; requests get an EngineError."""
