@@ -51,7 +51,9 @@ def main(path: Path, overrides: Sequence[str], *, deep: bool = False) -> int:
     if problems:
         raise ConfigError(*problems)
     print(
-        f"ok: {path} can run" if deep else f"ok: {path} (check --deep also looks at the model, its template and media)"
+        f"ok: {path} can run"
+        if deep
+        else f"ok: {path} (check --deep also looks at the model, its template, media and engine)"
     )
     return 0
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from relax_core.errors import RelaxError
+from relax_core.errors import EngineError, RelaxError
 from relax_core.probe import FLOAT32, Probe, summary
 from relax_core.probe_run import a_prompt, engine_tolerance
 from relax_core.runtime import engine_setup
@@ -26,6 +26,8 @@ OTHER = 0.7
 """A temperature beside the run's own; where that is this one, 1."""
 NOISE = 0.7
 """Standard deviation of what noise adds to logits: enough to tell temperatures, and little enough for bfloat16."""
+
+LATER = "a run probes its engines by its trainer when it starts"
 
 
 def engine_problems(run: Run, report: Callable[[str], None]) -> list[str]:
@@ -47,17 +49,19 @@ def engine_problems(run: Run, report: Callable[[str], None]) -> list[str]:
 
 
 async def _problems(run: Run, probe: Probe, report: Callable[[str], None]) -> list[str]:
-    await probe.engine.start()
     try:
-        model = _model(run, probe.adapter)
-        await _probe(run, probe, model)
+        await probe.engine.start()
+    except EngineError as error:
+        if run.config.runtime.id == "local":
+            raise
+        report(f"engine probe: left out: an engine cannot start on this machine ({error}); {LATER}")
+        return []
+    try:
+        await _probe(run, probe, _model(run, probe.adapter))
     except (MemoryError, RuntimeError) as error:  # torch's out-of-memory error is a RuntimeError
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
-        report(
-            f"engine probe: left out: the model does not fit beside the engine ({type(error).__name__}); a run probes "
-            "its engines by its trainer when it starts"
-        )
+        report(f"engine probe: left out: the model does not fit beside the engine ({type(error).__name__}); {LATER}")
         return []
     finally:
         await probe.engine.stop()
@@ -87,6 +91,8 @@ async def _probe(run: Run, probe: Probe, model: torch.nn.Module) -> None:
             probe.compare_blank(replies)
         else:
             await probe.compare(replies, truth)
+        if probe.findings:
+            return
 
 
 def _model(run: Run, adapter: ModelAdapter) -> torch.nn.Module:

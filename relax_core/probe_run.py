@@ -113,7 +113,7 @@ def a_prompt(adapter: ModelAdapter, environments: Iterable[Environment]) -> Enco
 class TrainerTruth:
     """What the run's trainer computes, by the very call that gives the old policy's log-probs."""
 
-    who = "the trainer's"
+    who = "the trainer"
 
     def __init__(self, trainer: Trainer, temperature: float) -> None:
         self.trainer, self.temperature = trainer, temperature

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from relax_core.errors import EngineError
-from relax_core.interfaces import Engine, ModelAdapter
-from relax_core.probe import tolerance_of
+from relax_core.interfaces import Completion, Engine, ModelAdapter
 from relax_core.setup import EngineSetup
 from relax_core.testing.engine_kit import Kit
 from relax_core.testing.engine_weights import (
@@ -26,6 +25,7 @@ from relax_core.testing.engine_weights import (
     check_sleep,
     check_versions,
 )
+from relax_core.types import Stop
 
 ABILITIES = frozenset({"pause", "sleep", "media"})
 """What an engine may lack, and say so: ``pause``, ``resume``; ``sleep``, ``wake``; media that the adapter reads."""
@@ -56,7 +56,7 @@ def check_engine(
 
     adapter = adapter or tiny_adapter()
     engine = make(EngineSetup(adapter, 0, deterministic=False))
-    kit = Kit(engine, adapter, tolerance_of(dtype), frozenset(lacks), limit_s, long)
+    kit = Kit(engine, adapter, dtype, frozenset(lacks), limit_s, long)
     try:
         asyncio.run(_run(kit, kill))
     finally:
@@ -67,16 +67,17 @@ async def _run(kit: Kit, kill: Kill | None) -> None:
     try:
         await kit.within(kit.engine.start(), "start()")
         for check in CHECKS:
-            await _named(check(kit), check.__name__)
+            await _named(kit, check(kit), check.__name__)
         if kill is not None:
-            await _named(check_death(kit, kill), "check_death")
+            await _named(kit, check_death(kit, kill), "check_death")
     finally:
         await kit.within(kit.engine.stop(), "stop()")
 
 
-async def _named(work: Awaitable[None], name: str) -> None:
+async def _named(kit: Kit, work: Awaitable[None], name: str) -> None:
     try:
         await work
+        kit.mean()
     except AssertionError as error:
         raise AssertionError(f"{name}: {error}") from error
     except EngineError as error:
@@ -166,6 +167,10 @@ async def check_cancel(kit: Kit) -> None:
     await kit.load(kit.weights("a", "never"))
     (_, first), *others = await kit.running(3)
     first.cancel()
+    await kit.gauges(lambda g: g["running"] + g["waiting"] < 3, "that a cancelled request is gone")
+    await asyncio.sleep(0.01)  # replies that ended with it arrive
+    ended = sum(task.done() for _, task in others)
+    assert not ended, f"a cancelled request was at work until {ended} of 2 others had ended; it must leave at once"
     for request, task in others:
         kit.agrees(request, await kit.within(task, "a request beside a cancelled one"))
     await kit.gauges(lambda g: not g["running"] and not g["waiting"], "nothing at work after a cancelled request")
@@ -254,10 +259,17 @@ async def check_death(kit: Kit, kill: Kill) -> None:
 async def _all_lost(kit: Kit, tasks: list[asyncio.Task[Any]], how: str) -> None:
     work = asyncio.gather(*tasks, return_exceptions=True)
     results = await kit.within(work, f"requests in flight when the engine was {how}")
-    wrong = [result for result in results if not isinstance(result, EngineError)]
-    assert not wrong, (
-        f"{len(wrong)} of {len(tasks)} requests in flight when it was {how} got no EngineError: {wrong[0]!r}"
+    lost = [result for result in results if isinstance(result, EngineError)]
+    early = [r for r in results if isinstance(r, Completion) and r.stop is Stop.LENGTH and len(r.ids) == kit.long]
+    others = [_brief(result) for result in results if result not in lost and result not in early]
+    assert not others, (
+        f"{len(others)} of {len(tasks)} requests in flight when it was {how} got no EngineError: {others[0]}"
     )
+    assert lost, f"all requests had ended before it was {how}: raise long"
+
+
+def _brief(result: object) -> str:
+    return f"{len(result.ids)} tokens, {result.stop}" if isinstance(result, Completion) else repr(result)
 
 
 async def _refuses(kit: Kit, how: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from relax_core.interfaces import Completion, Engine, Interrupt, ModelAdapter, Request
-from relax_core.probe import FLOAT32, Tolerance
+from relax_core.probe import FLOAT32, MEAN_OF, Tolerance
 from relax_core.types import DrawKey, Encoded, Sampling, Stop, Version
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from relax_core.weights import WeightUpdate
 
 T = TypeVar("T")
+COARSE = Tolerance("bfloat16", 0.03, 0.2)
+"""Stricter than for any model that a run may have: these are small, and no sharper than ``SHARPNESS``."""
 SHARPNESS = {"float32": 2.0}
 """Standard deviation of the logits that noise gives; in coarser dtypes 1: rounding must stay below the tolerance."""
 
@@ -41,7 +43,7 @@ class Kit:
 
     engine: Engine
     adapter: ModelAdapter
-    tolerance: Tolerance = FLOAT32
+    dtype: str = "float32"
     lacks: frozenset[str] = frozenset()
     limit_s: float = 60.0
     long: int = 256
@@ -50,12 +52,18 @@ class Kit:
     version: Version = field(default_factory=lambda: Version(0, 0))
     _made: dict[tuple[str, str], Weights] = field(default_factory=dict)
     _asked: int = 0
+    differences: list[float] = field(default_factory=list)
+    """Of log-probs, since the last ``mean``."""
 
     def __post_init__(self) -> None:
         from relax_core.transports import SharedTransport
 
         self.transport = SharedTransport(SharedTransport.Config())
         self.now = self.weights("first")
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return FLOAT32 if self.dtype == "float32" else COARSE
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -76,9 +84,9 @@ class Kit:
         from relax_core.torch.plain import add_noise
         from relax_core.torch.swap import take_weights
 
-        model = self.adapter.load("cpu", getattr(torch, self.tolerance.dtype))
+        model = self.adapter.load("cpu", getattr(torch, self.dtype))
         if name != "first":
-            add_noise(model, sum(name.encode()), SHARPNESS.get(self.tolerance.dtype, 1.0))
+            add_noise(model, sum(name.encode()), SHARPNESS.get(self.dtype, 1.0))
         with torch.no_grad():
             for parameter in model.parameters():
                 if stops != "as they are" and parameter.ndim == 2 and len(parameter) >= self.adapter.vocab_size:
@@ -188,16 +196,33 @@ class Kit:
         heat = request.sampling.temperature or 1.0
         wanted = full_logprobs(self.adapter, weights.model, request.prompt, ids, heat)
         off = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
-        at, mean, t = (
-            max(range(len(off)), key=lambda i: (off[i] != off[i], off[i])),
-            sum(off) / len(off),
-            self.tolerance,
-        )
-        assert off[at] <= t.largest and mean <= t.mean, (
+        at, t = max(range(len(off)), key=lambda i: (off[i] != off[i], off[i])), self.tolerance
+        self.differences += off
+        assert off[at] <= t.largest, (
             f"log-probs at temperature {request.sampling.temperature:g} under weights {weights.name!r}: token {at} (id "
             f"{ids[at]}) has {found[at]:.4f}, the model in memory {wanted[at]:.4f}: {off[at]:.4f} apart "
-            f"({t.dtype} allows {t.largest:g}), {mean:.4f} on average ({t.mean:g}), of {len(off)} tokens"
+            f"({self.dtype} allows {t.largest:g})"
         )
+
+    def mean(self) -> None:
+        """Of all differences of log-probs since the last call."""
+        off, self.differences = self.differences, []
+        if len(off) >= MEAN_OF:
+            found, allowed = sum(off) / len(off), self.tolerance.mean
+            assert found <= allowed, (
+                f"log-probs and those of the model in memory are {found:.4f} apart on average of {len(off)} tokens "
+                f"({self.dtype} allows {allowed:g})"
+            )
+
+    def equal_until(self, request: Request, c: Completion, weights: Weights) -> int:
+        """How many of a greedy reply's log-probs, from its start, are those of these weights."""
+        from relax_core.torch.plain import full_logprobs
+
+        wanted = full_logprobs(self.adapter, weights.model, request.prompt, c.ids)
+        off = (
+            i for i, (a, b) in enumerate(zip(c.logprobs, wanted, strict=True)) if abs(a - b) > self.tolerance.largest
+        )
+        return next(off, len(c.ids))
 
     def greedy_until(self, request: Request, c: Completion, weights: Weights) -> int:
         """How many of a greedy reply's tokens, from its start, are the most likely ones under these weights.

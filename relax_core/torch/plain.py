@@ -59,7 +59,7 @@ def add_noise(model: torch.nn.Module, seed: int, scale: float) -> None:
 class ModelTruth:
     """A model in memory, for the probe (see probe.py)."""
 
-    who = "that of the model in memory"
+    who = "the model in memory"
     temperature = None
 
     def __init__(self, adapter: ModelAdapter, model: torch.nn.Module) -> None:

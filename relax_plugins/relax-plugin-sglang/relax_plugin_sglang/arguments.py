@@ -25,7 +25,10 @@ _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "PYTHOND
 
 
 def server_arguments(config: SglangConfig, model: Path, device: str, port: int) -> list[str]:
-    """A command line, all but the key. ``config.arguments`` win over what only suits most."""
+    """A command line, all but the key. ``config.arguments`` win over what only suits most.
+
+    ``device``: ``cpu``, ``cuda``, or ``cuda:1`` for the first of the server's GPUs.
+    """
     suited: dict[str, Value] = {
         "sampling-backend": "pytorch",  # the other one cannot draw by seeds, and compiles for it
         "grammar-backend": "none",
@@ -35,7 +38,6 @@ def server_arguments(config: SglangConfig, model: Path, device: str, port: int) 
     own: dict[str, Value] = {
         "model-path": str(model),
         "dtype": config.dtype,
-        "device": device.partition(":")[0],
         "host": config.host,
         "port": port,
         "skip-tokenizer-init": True,
@@ -44,8 +46,8 @@ def server_arguments(config: SglangConfig, model: Path, device: str, port: int) 
         "enable-metrics": config.metrics,
         "enable-deterministic-inference": config.deterministic,
     }
-    if number := device.partition(":")[2]:
-        own["base-gpu-id"] = int(number)
+    kind, _, number = device.partition(":")
+    own |= {"device": kind} | ({"base-gpu-id": int(number)} if number else {})
     given = {name.lstrip("-_").replace("_", "-"): value for name, value in config.arguments.items()}
     return [word for name, value in (suited | given | own).items() for word in _words(name, value)]
 

@@ -32,7 +32,7 @@ OWN = {
 }
 """Arguments of the server that the engine gives itself, and the setting that decides them."""
 
-_CHILD = ("model", "port", "threads", "arguments", "environment", "memory_saver")
+_CHILD = ("port", "threads", "arguments", "environment", "memory_saver")
 
 
 class SglangConfig(ComponentConfig):
@@ -47,13 +47,13 @@ class SglangConfig(ComponentConfig):
     """Environment variable that holds the API key (and admin key) of the server at ``url``. A child gets a random
     one."""
     model: Path | None = Field(default=None, strict=False)
-    """Model folder that the server loads before it gets the run's weights; default: the run's own folder (a random
-    model is written to one)."""
+    """Model folder that the server loads (or, at ``url``, has loaded) before it gets the run's weights; default: the
+    run's own folder (a random model is written to one)."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Of the server's weights and cache."""
     device: Device = "auto"
-    """Where the server computes; ``auto``: on a GPU where there is one. ``cuda:1``: on that of several (or from it on);
-    the trainer's is the first one."""
+    """Where the server computes; ``auto``: on a GPU where there is one. ``cuda:1``: on that of several, and the next
+    ones where it takes more than one."""
     host: str = "127.0.0.1"
     """Address on which a child listens. It unpickles what an update of weights sends: other than loopback only inside a
     network that is trusted."""

@@ -7,7 +7,7 @@ version's keys and values to another, and need not be flushed. (A flush with any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from relax_plugin_sglang.wire import Answer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from relax_core.config.schema import RunConfig
     from relax_core.setup import EngineSetup
     from relax_core.weights import WeightUpdate
 
@@ -54,14 +55,24 @@ class SglangEngine(Engine):
         """Whether the server's weights were given up, to be sent again."""
         self._requests = self._tokens = 0
 
+    @classmethod
+    def check(cls, config: SglangConfig, run: RunConfig) -> Iterable[str]:
+        """Settings that cannot work together with the rest of the run file."""
+        placement = getattr(run.runtime, "placement", None)
+        if placement == "colocate" and config.device != "cpu" and config.python and not config.memory_saver:
+            yield (
+                "memory_saver: false, but runtime.placement is colocate: the sleeping server would keep the GPU's "
+                "memory from the trainer; set it to true"
+            )
+
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start a server with the model's initial weights. Raises EngineError, with its last words, if it does not."""
         await self.stop()
         self.version, self._hollow = _FIRST, False
-        self._life = await Life.begin(self.config, self.setup)
-        self._receiver = Receiver(group=True, device=self._life.sender.device)
+        self._life = life = await Life.begin(self.config, self.setup)
+        self._receiver = Receiver(group=True, device=life.sender.device)
 
     async def stop(self) -> None:
         """End it; requests get an EngineError."""
@@ -151,9 +162,9 @@ class SglangEngine(Engine):
     # --- weights and memory ------------------------------------------------------------------------------------------
 
     async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None:
-        """See ``Engine``. Everything is received and verified here before the server is touched.
+        """See ``Engine``. Everything is received and verified here before anything running is touched.
 
-        Raises EngineError, and ends the server, when it took only a part.
+        What goes wrong after that leaves the server with a mixture of weights: then it is dead.
         """
         life = self._alive()
         async with life.loading:
@@ -161,6 +172,7 @@ class SglangEngine(Engine):
                 life.gate.shut("weights")
             try:
                 named = await self._receive(update)
+                life.sender.check(named)
                 life.gate.shut("weights")  # who comes from now on is of the new version
                 await self._interrupt(life, interrupt)
                 await self._send(life.alive(), update, named)
