@@ -94,7 +94,7 @@ class SimulatedRuntime(Runtime):
         bus = Bus(run.config.bus.max_rows, run.config.bus.max_bytes)
         trainer = SimulatedTrainer(costs, c.ranks, c.tokens_per_micro_batch, meter)
 
-        async def publish(version: Version) -> WeightUpdate:
+        async def publish(version: Version, blank: bool = False) -> WeightUpdate:
             await asyncio.sleep(costs.publish_s)
             return WeightUpdate(Manifest(version, ()), NoWeights())
 
@@ -114,6 +114,7 @@ class SimulatedRuntime(Runtime):
             media=media,
             old_policy=TrainerItself(trainer),
             colocated=c.placement == "colocate",
+            simulated=True,
         )
 
     async def stop(self) -> None:

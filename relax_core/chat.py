@@ -151,7 +151,7 @@ class Chat:
             sample.mask += [1] * n
             sample.logprobs += done.logprobs
             sample.versions += [v.number for v in done.versions]
-            sample.positions = _advanced(sample.positions, n)
+            sample.positions = advanced(sample.positions, n)
             if done.stop is not Stop.ABORT:
                 return sample.ids[start:], done.stop
             prompt = Encoded(list(sample.ids), sample.media, sample.positions)
@@ -194,7 +194,7 @@ def _joined(past: NDArray[np.int32] | None, new: NDArray[np.int32] | None) -> ND
     return np.concatenate([past, new], axis=1)
 
 
-def _advanced(positions: NDArray[np.int32] | None, n: int) -> NDArray[np.int32] | None:
+def advanced(positions: NDArray[np.int32] | None, n: int) -> NDArray[np.int32] | None:
     """Sampled tokens are text: one step on all three axes, from the last token's position on."""
     import numpy as np
 

@@ -44,12 +44,16 @@ def main(path: Path, overrides: Sequence[str], *, deep: bool = False) -> int:
     problems = static_problems(run, print)
     if deep and not problems:
         from relax_core.check_deep import deep_problems
+        from relax_core.probe_deep import engine_problems
 
-        problems = deep_problems(run, print)
+        # A run is spared the probe here: it probes its own engines, once they are started.
+        problems = deep_problems(run, print) or engine_problems(run, print)
     if problems:
         raise ConfigError(*problems)
     print(
-        f"ok: {path} can run" if deep else f"ok: {path} (check --deep also looks at the model, its template and media)"
+        f"ok: {path} can run"
+        if deep
+        else f"ok: {path} (check --deep also looks at the model, its template, media and engine)"
     )
     return 0
 

@@ -93,7 +93,7 @@ def check(
     run_file: RunFile,
     overrides: Overrides = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also build tokenizer and adapter, and try them on tasks.")
+        bool, typer.Option("--deep", help="Also try tokenizer and adapter on tasks, and probe the engine.")
     ] = False,
     traceback: Traceback = False,
 ) -> None:

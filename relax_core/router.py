@@ -226,6 +226,9 @@ class Router(Engine):
             reasons = "; ".join(f"engine {r.index}: {r.reason}" for r in self._replicas)
             raise EngineError(f"engines: none of {len(self._replicas)} is left; start them again: {reasons}")
 
+    def replicas(self) -> Sequence[Engine]:
+        return [replica.engine for replica in self._replicas]
+
     # --- all of them -------------------------------------------------------------------------------------------------
 
     def enter(self, pool: Literal["train", "eval"]) -> None:

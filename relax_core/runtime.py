@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from relax_core.actor_critic import build_trainer
 from relax_core.annotators import annotator
@@ -16,12 +16,14 @@ from relax_core.config.schema import ComponentSection
 from relax_core.interfaces import TRAINER_COLUMNS, VALUES, Configurable, Stage, Streaming
 from relax_core.old_policy import OldPolicy, TrainerItself
 from relax_core.players import Player, Players
+from relax_core.router import Router
 from relax_core.run import Run, build_adapter, build_algorithm, build_environments
 from relax_core.runtime_config import LocalConfig
 from relax_core.scoring import Graders, Scorer
 from relax_core.setup import EngineSetup
 from relax_core.stages import Advantages, Here, Placed
 from relax_core.types import Version
+from relax_core.weights import blank
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
@@ -31,8 +33,22 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 """Says a line to who watches the run."""
-Publisher = Callable[[Version], Awaitable["WeightUpdate"]]
-"""Copies the trainer's weights to where engines and stages can read them, as this version."""
+
+
+class Publisher(Protocol):
+    def __call__(self, version: Version, blank: bool = False) -> Awaitable[WeightUpdate]:
+        """Copy the trainer's weights to where engines and stages can read them, as this version.
+
+        ``blank``: zeros in their place, which all travel; for the probe of engines (see probe.py).
+        """
+
+
+def published(transport: Transport, trainer: Trainer, version: Version, zeros: bool) -> WeightUpdate:
+    """What a ``Publisher`` does where the trainer is."""
+    weights, frozen = trainer.weights(), trainer.frozen_names()
+    if zeros:
+        return transport.publish(version, blank(weights), frozenset())
+    return transport.publish(version, weights, frozen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,8 @@ class Roles:
     old_policy: OldPolicy
     colocated: bool = False
     """Whether engine and trainer take turns on the same devices."""
+    simulated: bool = False
+    """Whether engine and trainer compute nothing: then there is nothing to probe."""
 
 
 class Runtime(Configurable, ABC):
@@ -106,13 +124,13 @@ class LocalRuntime(Runtime):
         stages = stages_here(run, algorithm, adapter, media, trainer, colocated) if training else {}
         environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
-        engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media, note)
+        engine = Router([self._engine_here(run, adapter) if in_process else self._engine_apart(run, media)], note)
         self._engine = engine
         await engine.start()
         bus = Bus(config.bus.max_rows, config.bus.max_bytes)
 
-        async def publish(version: Version) -> WeightUpdate:
-            return transport.publish(version, trainer.weights(), trainer.frozen_names())
+        async def publish(version: Version, blank: bool = False) -> WeightUpdate:
+            return published(transport, trainer, version, blank)
 
         return Roles(
             engine=engine,
@@ -129,16 +147,15 @@ class LocalRuntime(Runtime):
             colocated=colocated,
         )
 
-    def _build_engine(self, run: Run, adapter: ModelAdapter) -> Engine:
+    def _engine_here(self, run: Run, adapter: ModelAdapter) -> Engine:
         engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
         return engine
 
-    def _spawn_engine(self, run: Run, media: MediaStore, note: Note) -> Engine:
+    def _engine_apart(self, run: Run, media: MediaStore) -> Engine:
         from relax_core.config.resolve import resolved
         from relax_core.remote.process import ProcessEngine
-        from relax_core.router import Router
 
-        return Router([ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)], note)
+        return ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)
 
     async def stop(self) -> None:
         if self._engine is not None:
@@ -174,7 +191,8 @@ def stages_here(
 
 def engine_setup(run: Run, adapter: ModelAdapter) -> EngineSetup:
     """Synchronous runs repeat bit for bit, so their batches must not depend on timing."""
-    return EngineSetup(adapter, run.config.seed, deterministic=run.config.max_staleness == 0)
+    deterministic = run.config.max_staleness == 0
+    return EngineSetup(adapter, run.config.seed, deterministic, run.directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.feed import Feed
 from relax_core.hookspecs import CheckpointEvent, EvaluationEnd, WeightsPublished
+from relax_core.probe_run import accept_engines
 from relax_core.prompts import Prompts
 from relax_core.rollout import Rollout
 from relax_core.run import build_algorithm
@@ -108,6 +109,12 @@ class System:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
+    async def probe(self) -> None:
+        """Refuse engines that sample from anything but what the trainer computes. Raises ConfigError."""
+        if not self.roles.simulated:
+            accepted = await accept_engines(self.run, self.roles, self.turns, self.lineage, self.first_step)
+            self.screen.note(accepted)
+
     async def publish(self, number: int) -> None:
         """Engines and stages serve the trainer's weights as version ``number`` when this returns."""
         await self._load(*await self._copied(number))
@@ -172,6 +179,12 @@ class System:
         self.run.stack.hook.on_evaluation_end(run=self.run, event=event)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
+
+    async def engine_gauges(self) -> dict[str, float]:
+        """What the engines say of themselves just now; each replica's own only where there are several."""
+        gauges = await self.engine.health()
+        alone = gauges.get("replicas") == 1
+        return {f"time/engine/{k}": v for k, v in gauges.items() if not (alone and k.startswith("replicas/"))}
 
     def log(self, version: int, metrics: Mapping[str, Any]) -> None:
         self.storage.log(version, metrics)

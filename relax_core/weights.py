@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,6 +125,12 @@ class WeightUpdate:
         if self.base is not None and self.base.id != held:
             yield self.base.tensors, self.base.handle
         yield self.moving, self.handle
+
+
+def blank(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same names, shapes and dtypes with zeros, which take no memory."""
+    for name, tensor in weights:
+        yield name, tensor.new_zeros(()).expand(tensor.shape)
 
 
 def received(

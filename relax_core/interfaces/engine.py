@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -33,7 +33,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Lists have one entry per newly sampled token. ``extras`` holds per-token columns of an engine's own."""
+    """Lists have one entry per newly sampled token. ``extras`` holds per-token columns of an engine's own.
+
+    Log-probs are those of the tempered softmax over all ids that are not banned, of greedy tokens at temperature 1.
+    """
 
     ids: list[int]
     logprobs: list[float]
@@ -58,6 +61,10 @@ class Engine(Configurable, ABC):
         ``continue``: running requests go on with the new weights. ``abort``: they come back with Stop.ABORT.
         ``drain``: they finish first, and new ones wait.
         """
+
+    def replicas(self) -> Sequence[Engine]:
+        """The engines that it spreads requests over, of which each can be asked by itself; most are one alone."""
+        return (self,)
 
     async def share_weights(self, host: str | None = None) -> WeightUpdate:
         """The weights that it serves, for a peer whose publisher has them no more. Raises EngineError if it cannot.

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-__all__ = ["BatchResult", "algorithm_batch"]
+from relax_core.testing.engine_checks import check_engine
+
+__all__ = ["BatchResult", "algorithm_batch", "check_engine"]
 
 
 class BatchResult(TypedDict):

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relax_core.interfaces import Completion, Request, Segment
-from relax_core.testing.engines import full_logprobs, request
+from relax_core.testing.engines import request
 from relax_core.testing.tiny import TinyAdapter, TinyConfig, tiny_adapter
+from relax_core.torch.plain import full_logprobs
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""What tests of engines share: requests, the log-probs they must report, weights to load, and a picklable builder."""
+"""What tests of engines share: requests, weights to load, and a picklable builder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from relax_core.interfaces import Completion, Request, Segment
+from relax_core.interfaces import Completion, Request
 from relax_core.testing.tiny import TinyAdapter, TinyConfig, tiny_adapter
 from relax_core.types import DrawKey, Encoded, Sampling, Version
 
 if TYPE_CHECKING:
     import torch
 
-    from relax_core.interfaces import Engine, ModelAdapter
+    from relax_core.interfaces import Engine
     from relax_core.media import MediaStore
     from relax_core.torch.decoder import Decoder
     from relax_core.torch.engine import TorchEngine
@@ -34,30 +34,6 @@ def request(
     """A request that draws under the key of task ``name``."""
     encoded = prompt if isinstance(prompt, Encoded) else Encoded(list(prompt))
     return Request(name, DrawKey(name, 0, 0, 0), encoded, Sampling(temperature, new, **sampling), order, pool)
-
-
-def full_logprobs(
-    adapter: ModelAdapter, model: torch.nn.Module, prompt: Encoded, ids: Sequence[int], temperature: float = 1.0
-) -> list[float]:
-    """Log-probs of ``ids`` after ``prompt`` by one forward over the whole row, without cache, batch or padding."""
-    import numpy as np
-    import torch
-
-    new, positions = len(ids), prompt.positions
-    if positions is not None:
-        after = np.arange(new, dtype=np.int32) + positions[:, -1].max() + 1
-        positions = np.concatenate([positions, np.broadcast_to(after, (3, new))], axis=1).astype(np.int32)
-    row = Segment([*prompt.ids, *ids], prompt.media, positions)
-    with torch.no_grad():
-        device = next(model.parameters()).device
-        inputs = {k: v.to(device) for k, v in adapter.forward_inputs([row], len(row.ids)).items()}
-        # The mask keeps transformers from taking positions that stand still for borders of packed rows.
-        whole = torch.ones(1, len(row.ids), dtype=torch.long, device=device)
-        hidden_TH = adapter.backbone(model, **inputs, attention_mask=whole, use_cache=False)[0]
-        logits_TV = adapter.head(model, hidden_TH[-new - 1 : -1]).double() / (temperature or 1.0)
-        logits_TV[:, list(adapter.banned_token_ids)] = -torch.inf
-        chosen_T = logits_TV.log_softmax(-1).gather(-1, torch.tensor(list(ids), device=device)[:, None])[:, 0]
-    return [float(x) for x in chosen_T]
 
 
 def changed_weights(model: torch.nn.Module, seed: int, scale: float = 0.05) -> list[tuple[str, torch.Tensor]]:

@@ -17,6 +17,7 @@ from relax_core.interfaces import Completion, Engine, Request
 from relax_core.media import MediaStore
 from relax_core.remote.host import Host
 from relax_core.router import Router
+from relax_core.testing import check_engine
 from relax_core.testing.engines import changed_weights, request
 from relax_core.testing.processes import ENDLESS, CountingBuilder, CountingEngine, RefusingBuilder
 from relax_core.testing.tiny import tiny_adapter
@@ -75,6 +76,13 @@ def weights() -> list[Any]:
     import torch
 
     return changed_weights(tiny_adapter(images=True).load("cpu", torch.float32), 0, 0.1)
+
+
+@pytest.mark.slow
+def test_it_keeps_the_promises_of_every_engine() -> None:
+    """A restart takes a new process of an actor: that is what ``start`` does after ``kill`` and ``stop``."""
+    adapter = tiny_adapter(media=SharedMedia({}, max_bytes=1 << 20), images=True)
+    check_engine(lambda setup: owner(tiny_builder(False), adapter.media), adapter=adapter, kill=kill, long=400)
 
 
 def about(*keys: str, new: int = 8) -> Request:

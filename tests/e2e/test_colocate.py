@@ -40,7 +40,7 @@ def test_turns_change_nothing_in_a_synchronous_run(tmp_path: Path, turns: list[s
     shared = metrics(train(run_file(tmp_path / "shared", runtime=SHARED)))
     assert shared == resident
     turn = ["engine sleeps", "trainer wakes", "trainer sleeps", "engine wakes"]
-    assert turns == ["trainer sleeps", *turn * 6]
+    assert turns == ["trainer sleeps", *turn * 2, *turn * 6]  # the probe's, and those of six steps
 
 
 @pytest.mark.parametrize("changes", [{"updates_per_step": 2}, {"algorithm": {"id": "grpo", "whiten": True}}], ids=str)
@@ -56,7 +56,7 @@ def test_a_critic_takes_its_turn_with_the_trainer(tmp_path: Path, turns: list[st
     resident = metrics(train(run_file(tmp_path / "resident", **changes)))
     assert not turns
     assert metrics(train(run_file(tmp_path / "shared", runtime=SHARED, **changes))) == resident
-    assert turns.count("trainer wakes") == 2 * turns.count("engine sleeps") == 6  # policy and critic are two
+    assert turns.count("trainer wakes") == 2 * turns.count("engine sleeps") == 2 * (2 + 3)  # two learners; probe, steps
 
 
 def test_what_sleep_interrupts_is_sampled_on(tmp_path: Path) -> None:

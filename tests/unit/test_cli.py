@@ -110,7 +110,9 @@ def test_check_prints_the_plan(run_file: Path, capsys: pytest.CaptureFixture[str
     assert relax("check", str(run_file), "group_size=2") == 0
     out = capsys.readouterr().out
     assert "steps                  10, each of 4 groups x 2 = 8 plays" in out
-    assert out.splitlines()[-1] == f"ok: {run_file} (check --deep also looks at the model, its template and media)"
+    assert (
+        out.splitlines()[-1] == f"ok: {run_file} (check --deep also looks at the model, its template, media and engine)"
+    )
 
 
 def test_plugins_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,10 @@ from relax_core.testing.decoding import (
     mixed_requests,
     run,
 )
-from relax_core.testing.engines import changed_weights, full_logprobs, request
+from relax_core.testing.engines import changed_weights, request
 from relax_core.testing.tiny import TinyConfig, tiny_adapter
 from relax_core.torch.decoder import POOLS
+from relax_core.torch.plain import full_logprobs
 from relax_core.types import Encoded, MediaRef, Stop, Version
 
 # --- log-probs and independence -------------------------------------------------------------------------------------

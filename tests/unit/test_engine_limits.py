@@ -17,9 +17,10 @@ from relax_core.testing.decoding import (
     mixed_requests,
     run,
 )
-from relax_core.testing.engines import changed_weights, full_logprobs, request
+from relax_core.testing.engines import changed_weights, request
 from relax_core.testing.tiny import TinyAdapter, TinyConfig, tiny_adapter
 from relax_core.torch.kv import attention_windows
+from relax_core.torch.plain import full_logprobs
 from relax_core.transports import CopyTransport
 from relax_core.types import Encoded, MediaRef, Stop, Version
 from relax_core.weight_receiver import Receiver

@@ -15,7 +15,6 @@ from relax_core.setup import EngineSetup
 from relax_core.testing.engines import (
     decoder_of,
     engine,
-    full_logprobs,
     pending,
     request,
     serving,
@@ -26,6 +25,7 @@ from relax_core.testing.engines import (
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.torch.config import EngineConfig
 from relax_core.torch.engine import TorchEngine
+from relax_core.torch.plain import full_logprobs
 from relax_core.types import Encoded, Sampling, Stop, Version
 
 OLD, NEW = Version(0, 0), Version(0, 1)

@@ -9,7 +9,6 @@ from relax_core.errors import WeightsError
 from relax_core.interfaces import Completion, Interrupt
 from relax_core.testing.engines import (
     decoder_of,
-    full_logprobs,
     pending,
     request,
     serving,
@@ -17,6 +16,7 @@ from relax_core.testing.engines import (
     update,
 )
 from relax_core.torch.engine import TorchEngine
+from relax_core.torch.plain import full_logprobs
 from relax_core.types import Stop, Version
 
 OLD, NEW = Version(0, 0), Version(0, 1)

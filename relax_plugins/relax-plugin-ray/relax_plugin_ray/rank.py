@@ -18,6 +18,7 @@ from relax_core.config.schema import ComponentSection
 from relax_core.errors import RelaxError
 from relax_core.interfaces import Columns
 from relax_core.run import build_algorithm
+from relax_core.runtime import published
 from relax_core.setup import TrainerSetup
 from relax_plugin_ray.rows import Intake, PeerFeed, opened
 from relax_plugin_ray.worker import adapter_of, imported, run_of
@@ -202,11 +203,10 @@ class RankActor:
         with opened(table, self._built.media) as rows:
             return self._built.trainer.cost(rows)
 
-    async def publish(self, version: Version) -> WeightUpdate:
-        """On rank 0: copy the weights to where receivers can read them, as this version."""
+    async def publish(self, version: Version, blank: bool) -> WeightUpdate:
+        """On rank 0: copy the weights (``blank``: zeros) to where receivers can read them, as this version."""
         parts = self._built
-        update: WeightUpdate = parts.transport.publish(version, parts.trainer.weights(), parts.trainer.frozen_names())
-        return update
+        return published(parts.transport, parts.trainer, version, blank)
 
     async def weights(self) -> list[tuple[str, Any]]:
         """Copies in main memory."""

@@ -191,9 +191,9 @@ class TrainerGroup(Trainer):
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    async def publish(self, version: Version) -> WeightUpdate:
-        """Rank 0 copies the weights to where the run's transport has them, as this version."""
-        update: WeightUpdate = await self._ask("publish", version)
+    async def publish(self, version: Version, blank: bool = False) -> WeightUpdate:
+        """Rank 0 copies the weights, or zeros for them, to where the run's transport has them, as this version."""
+        update: WeightUpdate = await self._ask("publish", version, blank)
         return update
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
