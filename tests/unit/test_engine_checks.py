@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from relax_core.remote.process import ProcessEngine
-from relax_core.testing import check_engine, wrong_engines
+from relax_core.testing import check_engine
 from relax_core.testing.engines import TinyBuilder
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.torch.config import EngineConfig
 from relax_core.torch.engine import TorchEngine
+from tests.unit import wrong_engines
 
 pytestmark = pytest.mark.timeout(110)
 
