@@ -47,7 +47,7 @@ FAULTS = {
     "MissingBan": rf"^check_greedy: .*({APART}|banned ids \[2\] were drawn)",
     "Stale": rf"^check_greedy: .*{APART}",
     "StaleLater": rf"^check_versions: log-probs at .* under weights 'b': .*{APART}",
-    "NoBan": r"^check_bans: (banned ids \[.*\] were drawn|blank weights: id \d+ has log-prob -\d.\d{6}, but 30 of 32 ids)",
+    "NoBan": r"^check_bans: (banned ids \[.*\] were drawn|blank weights: id \d+ has log-prob -\d.\d{6}, but 30 of 32)",
     "StuckVersion": r"^check_greedy: versions \[\(0, 0\)\]: all tokens were drawn by \(0, 1\)",
     "TooNewVersion": r"^check_continue: continue: \d+ tokens say version .*, but only the last \d+ were drawn by it",
     "SampledGreedy": r"^check_greedy: greedy token \d+ \(id \d+\) is not the most likely one",
