@@ -198,7 +198,7 @@ def on_device(config: Any, gpus: float | None) -> bool:
     device = getattr(config, "device", "auto")
     if device == "auto":
         return gpu_bytes() is not None if gpus is None else gpus > 0
-    return bool(device == "cuda")
+    return str(device).startswith("cuda")
 
 
 def gpu_bytes() -> int | None:

@@ -16,6 +16,7 @@ from relax_core.config.schema import ComponentSection
 from relax_core.interfaces import TRAINER_COLUMNS, VALUES, Configurable, Stage, Streaming
 from relax_core.old_policy import OldPolicy, TrainerItself
 from relax_core.players import Player, Players
+from relax_core.router import Router
 from relax_core.run import Run, build_adapter, build_algorithm, build_environments
 from relax_core.runtime_config import LocalConfig
 from relax_core.scoring import Graders, Scorer
@@ -123,7 +124,7 @@ class LocalRuntime(Runtime):
         stages = stages_here(run, algorithm, adapter, media, trainer, colocated) if training else {}
         environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
-        engine = self._build_engine(run, adapter) if in_process else self._spawn_engine(run, media, note)
+        engine = Router([self._engine_here(run, adapter) if in_process else self._engine_apart(run, media)], note)
         self._engine = engine
         await engine.start()
         bus = Bus(config.bus.max_rows, config.bus.max_bytes)
@@ -146,16 +147,15 @@ class LocalRuntime(Runtime):
             colocated=colocated,
         )
 
-    def _build_engine(self, run: Run, adapter: ModelAdapter) -> Engine:
+    def _engine_here(self, run: Run, adapter: ModelAdapter) -> Engine:
         engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
         return engine
 
-    def _spawn_engine(self, run: Run, media: MediaStore, note: Note) -> Engine:
+    def _engine_apart(self, run: Run, media: MediaStore) -> Engine:
         from relax_core.config.resolve import resolved
         from relax_core.remote.process import ProcessEngine
-        from relax_core.router import Router
 
-        return Router([ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)], note)
+        return ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)
 
     async def stop(self) -> None:
         if self._engine is not None:
@@ -191,7 +191,8 @@ def stages_here(
 
 def engine_setup(run: Run, adapter: ModelAdapter) -> EngineSetup:
     """Synchronous runs repeat bit for bit, so their batches must not depend on timing."""
-    return EngineSetup(adapter, run.config.seed, deterministic=run.config.max_staleness == 0)
+    deterministic = run.config.max_staleness == 0
+    return EngineSetup(adapter, run.config.seed, deterministic, run.directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from relax_core.interfaces import ModelAdapter, Trainer
     from relax_core.media import MediaStore
     from relax_core.run import Run
@@ -15,11 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """For an engine. ``deterministic``: batches must not depend on timing (see ``Engine.enter``)."""
+    """For an engine. ``deterministic``: batches must not depend on timing (see ``Engine.enter``).
+
+    ``directory``: the run's, for logs of processes that the engine starts; ``role``: how those of this one are called.
+    """
 
     adapter: ModelAdapter
     seed: int
     deterministic: bool
+    directory: Path | None = None
+    role: str = "engine"
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,12 @@ class System:
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
+    async def engine_gauges(self) -> dict[str, float]:
+        """What the engines say of themselves just now; each replica's own only where there are several."""
+        gauges = await self.engine.health()
+        alone = gauges.get("replicas") == 1
+        return {f"time/engine/{k}": v for k, v in gauges.items() if not (alone and k.startswith("replicas/"))}
+
     def log(self, version: int, metrics: Mapping[str, Any]) -> None:
         self.storage.log(version, metrics)
         self.collector.step(version)

@@ -53,6 +53,7 @@ async def train(run: Run, screen: Screen) -> None:
                 system.journal.write(groups.journal_entry(result))
                 system.trajectories.write(step, groups.groups)
                 await groups.acknowledge()
+                gauges = await system.engine_gauges()
 
                 # Publish, beside the next step where that may lag behind. An evaluation of the present version ends
                 # first. The groups' slots are given back; what starts next starts when engines serve the new version.
@@ -60,7 +61,7 @@ async def train(run: Run, screen: Screen) -> None:
                 await system.begin_publication(step + 1)
                 system.admission.step_taken(groups.ids, skipped=not result.updates)
 
-                metrics = step_metrics(system, groups, result)
+                metrics = step_metrics(system, groups, result) | gauges
                 system.log(step + 1, metrics)
                 hook.on_step_end(run=run, event=StepEnd(step, metrics))
 

@@ -9,12 +9,16 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from relax_core.interfaces import ComponentConfig
 
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]
+"""``cpu``, ``cuda``, one GPU of several by its number as in ``cuda:1``, or ``auto``: a GPU where there is one."""
+
 
 class EngineConfig(ComponentConfig):
     """The engine that samples with the transformers model itself."""
 
-    device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where the engine's copy of the model lives; ``auto``: a GPU where there is one."""
+    device: Device = "auto"
+    """Where the engine's copy of the model lives; ``auto``: a GPU where there is one. ``cuda:1``: on that of several;
+    the trainer's is the first one."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Of its weights and of its cache; ``auto``: bfloat16 on a GPU, float32 on a CPU."""
     max_rows: PositiveInt = 512

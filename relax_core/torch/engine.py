@@ -306,6 +306,9 @@ def _sharing(host: str | None) -> Transport:
 
 
 def _device(name: str) -> str:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise EngineError("engine.device: 'cuda', but torch sees no GPU here; use 'cpu' or 'auto'")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and int(number or 0) >= gpus:
+        found = f"{gpus} GPUs" if gpus else "no GPU"
+        raise EngineError(f"engine.device: {name!r}, but torch sees {found} here; use 'cpu' or 'auto'")
+    return ("cuda" if gpus else "cpu") if name == "auto" else name

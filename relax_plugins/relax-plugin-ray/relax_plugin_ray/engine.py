@@ -54,7 +54,7 @@ class RunBuilder:
         run = run_of(self.resolved, self.role)
         imported(run, "engines", run.config.engine)
         adapter, media = adapter_of(run)
-        setup = EngineSetup(adapter, run.config.seed, self.deterministic)
+        setup = EngineSetup(adapter, run.config.seed, self.deterministic, run.directory, self.role)
         return run.stack.build("engines", run.config.engine, setup, where="engine"), media
 
 

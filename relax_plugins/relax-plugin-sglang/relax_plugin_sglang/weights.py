@@ -1,0 +1,262 @@
+"""How weights that were received and verified here get into the running server."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from relax_core.errors import EngineError, WeightsError
+from relax_plugin_sglang.client import ServerUnreachable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from relax_plugin_sglang.client import Client
+    from relax_plugin_sglang.config import SglangConfig
+    from relax_plugin_sglang.names import Checkpoint, Named
+    from relax_plugin_sglang.readback import Readback
+
+Way = Literal["ipc", "group", "files"]
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Sender(ABC):
+    """Of one life of a server: close it before the server is started again.
+
+    ``checkpoint``: of the folder with which the server was started. ``ranks``: processes that share its model.
+    """
+
+    def __init__(self, client: Client, checkpoint: Checkpoint, readback: Readback | None = None, ranks: int = 1):
+        self.client, self.checkpoint, self.readback, self.ranks = client, checkpoint, readback, ranks
+
+    device: str = "cpu"
+    """Where the memory should lie into which the weights are received."""
+
+    def check(self, named: Named) -> None:
+        """Raises WeightsError for tensors that the server's model does not have, or not with this shape."""
+        self.checkpoint.named(named)
+
+    async def send(self, named: Named, label: str, flush: bool) -> None:
+        """Replace these tensors in the server, whose weights are called ``label`` from then on. They must stay as they
+        are until this returns. ``flush``: empty its prefix cache; never with requests in flight, which would end it.
+
+        Raises WeightsError for tensors that it does not know (before anything is sent), that it refuses, or that it
+        has not afterwards, and EngineError when it is gone. After all but the first its weights are mixed.
+        """
+        known = self.checkpoint.named(named)
+        if not known:
+            raise WeightsError("weights: there is nothing to send")
+        await self._send(known, {"weight_version": label, "flush_cache": flush})
+        if self.readback is not None:
+            await self.readback.check(known, label)
+
+    @abstractmethod
+    async def _send(self, named: Named, last: Mapping[str, Any]) -> None:
+        """``last``: what the last request for an update says besides."""
+
+    async def close(self) -> None:
+        """Give back what it holds, here and in the server."""
+
+    async def _update(self, route: str, body: Mapping[str, Any]) -> None:
+        """Ask for an update, or a part of one. Raises WeightsError with the server's words when it refuses."""
+        try:
+            answer = await self.client.post(route, body)
+        except ServerUnreachable:
+            raise
+        except EngineError as error:
+            raise WeightsError(f"weights: the server refused them, and may hold a mixture now: {error}") from error
+        if not (isinstance(answer, dict) and answer.get("success")):
+            raise WeightsError(f"weights: the server refused them, and may hold a mixture now: {answer}")
+
+
+def sender(config: SglangConfig, client: Client, folder: Path, device: str) -> Sender:
+    """The one that the settings ask for, for a server that computes on ``device`` (``cpu``, ``cuda``, ``cuda:1``) and
+    was started with this model folder. Raises WeightsError for a folder without safetensors.
+    """
+    from relax_plugin_sglang.names import Checkpoint
+    from relax_plugin_sglang.readback import Readback
+
+    ranks = max(int(str(config.arguments.get(name, 1))) for name in ("tp_size", "tp-size", "tp"))
+    about = (client, Checkpoint.of(folder), Readback(client, config.readback) if config.readback else None, ranks)
+    here = config.url is None or _is_here(config.url)
+    way = chosen(config.weights, here, device, device != "cpu" and _same_torch(config.python))
+    if way == "files":
+        return FilesSender(*about)
+    if way == "group":
+        from relax_plugin_sglang.weights_group import GroupSender
+
+        return GroupSender(*about)
+    found = IpcSender(*about)
+    found.device = "cuda:0" if device == "cuda" else device
+    return found
+
+
+def _is_here(url: str) -> bool:
+    """Whether the server's address is one of this machine's: then we can listen on it."""
+    host = str(urlsplit(url).hostname)
+    try:
+        with socket.create_server((socket.gethostbyname(host), 0)):
+            return True
+    except OSError:
+        return False
+
+
+def _same_torch(python: Path | None) -> bool:
+    """Whether an environment's torch is of our release, as 2.11; of one that we do not see it is not known."""
+    if python is None:
+        return False
+    ask = "from importlib.metadata import version; print(version('torch'))"
+    theirs = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False).stdout
+    return theirs.split(".")[:2] == version("torch").split(".")[:2]
+
+
+def chosen(wanted: Literal["auto"] | Way, here: bool, device: str, torch_fits: bool) -> Way:
+    """The way for a server on this machine or elsewhere, and the device on which it computes.
+
+    ``torch_fits``: whether both sides' torch is known to be of one release (as 2.11): handles of GPU memory are its own
+    format. Memory of the processor is shared by name, which every release reads.
+    """
+    if wanted != "auto":
+        return wanted
+    if not here:
+        return "group"
+    return "ipc" if device == "cpu" or torch_fits else "files"
+
+
+class IpcSender(Sender):
+    """The server maps the very memory in which the weights lie: shared memory, or that of a GPU.
+
+    A request has a tensor of bytes and says where in it each weight lies. All weights of a ``Receiver`` lie in one
+    buffer, or two.
+    """
+
+    async def _send(self, named: Named, last: Mapping[str, Any]) -> None:
+        buffers = _buffers(named)
+        for number, bucket in enumerate(buffers, 1):
+            # One entry for each rank, made anew: the memory of a GPU counts its readers.
+            entries = [_pickled(bucket) for _ in range(self.ranks)]
+            body = {"serialized_named_tensors": entries, "load_format": "flattened_bucket"}
+            await self._update(
+                "/update_weights_from_tensor", body | (last if number == len(buffers) else {"flush_cache": False})
+            )
+        if named[0][1].is_cuda:
+            import torch
+
+            torch.cuda.ipc_collect()  # what the server has closed may be freed
+
+
+def _buffers(named: Named) -> list[dict[str, Any]]:
+    """By storage: its bytes, and what lies where."""
+    import torch
+
+    found: dict[int, dict[str, Any]] = {}
+    for name, given in named:
+        tensor = given.detach().contiguous()
+        storage = tensor.untyped_storage()
+        at = tensor.storage_offset() * tensor.element_size()
+        flat: Tensor = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        bucket = found.setdefault(storage.data_ptr(), {"flattened_tensor": flat, "metadata": []})
+        bucket["metadata"].append(
+            # The server reads these attributes and makes an object of its own class.
+            SimpleNamespace(
+                name=name,
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                start_idx=at,
+                end_idx=at + tensor.nbytes,
+                numel=tensor.nbytes,
+            )
+        )
+    return list(found.values())
+
+
+def _pickled(value: Mapping[str, Any]) -> str:
+    """Handles instead of the tensors' bytes. The server unpickles only what torch's own sharing needs."""
+    import torch
+
+    data = io.BytesIO()
+    pickler = ForkingPickler(data)
+    pickler.dispatch_table = {**pickler.dispatch_table, torch.Tensor: _reduced}
+    with _shared_by_name():
+        pickler.dump(value)
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def _reduced(tensor: Tensor) -> tuple[Any, ...]:
+    """As torch does it, but with the GPU's name for its number, which is another one in the server."""
+    import torch
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    rebuild, about = reduce_tensor(tensor)
+    if tensor.is_cuda:
+        uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
+        about = (*about[:_DEVICE], uuid, *about[_DEVICE + 1 :])
+    return rebuild, about
+
+
+_DEVICE = 6
+"""The place of the device's number among what torch sends of a GPU's tensor; SGLang takes the GPU's name there."""
+_strategy = threading.Lock()
+
+
+@contextmanager
+def _shared_by_name() -> Iterator[None]:
+    """Torch's default hands descriptors over, which only a process of our own tree could take: the server would end."""
+    from torch import multiprocessing
+
+    with _strategy:
+        before = multiprocessing.get_sharing_strategy()
+        multiprocessing.set_sharing_strategy("file_system")
+        try:
+            yield
+        finally:
+            multiprocessing.set_sharing_strategy(before)
+
+
+class FilesSender(Sender):
+    """A safetensors file for the server to read: any release of torch, any machine that sees the folder.
+
+    ``folder``: where; default: in shared memory where that has room, else where temporary files are.
+    """
+
+    folder: Path | None = None
+
+    async def _send(self, named: Named, last: Mapping[str, Any]) -> None:
+        import asyncio
+
+        size = sum(tensor.nbytes for _, tensor in named)
+        folder = Path(tempfile.mkdtemp(prefix="relax-weights-", dir=self.folder or _roomy(size)))
+        try:
+            await asyncio.to_thread(_written, folder / "model.safetensors", named)
+            await self._update(
+                "/update_weights_from_disk", {"model_path": str(folder), "load_format": "safetensors"} | last
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(file: Path, named: Named) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named}, file)
+
+
+def _roomy(size: int) -> Path | None:
+    try:
+        return SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size else None
+    except OSError:
+        return None
