@@ -82,7 +82,6 @@ class Kit:
 
         from relax_core.torch.optim import named_tensors
         from relax_core.torch.plain import add_noise
-        from relax_core.torch.swap import take_weights
 
         model = self.adapter.load("cpu", getattr(torch, self.dtype))
         if name != "first":
@@ -91,18 +90,33 @@ class Kit:
             for parameter in model.parameters():
                 if stops != "as they are" and parameter.ndim == 2 and len(parameter) >= self.adapter.vocab_size:
                     parameter[sorted(self.adapter.stop_ids)] *= 0.0 if stops == "never" else 4.0
-        named = [(key, tensor.clone()) for key, tensor in named_tensors(model)]
+        return self._held(name, [(key, tensor.clone()) for key, tensor in named_tensors(model)])
+
+    def _held(self, name: str, named: Sequence[tuple[str, torch.Tensor]]) -> Weights:
+        import torch
+
+        from relax_core.torch.swap import take_weights
+
         exact = self.adapter.load("cpu", torch.float32).eval().requires_grad_(False)
         take_weights(exact, named)
         return Weights(name, exact, named)
 
-    def published(self, named: Sequence[tuple[str, torch.Tensor]]) -> WeightUpdate:
+    def mixed(self, one: Weights, other: Weights, names: frozenset[str]) -> Weights:
+        """The one's tensors of these names, and all else of the other."""
+        pairs = zip(one.named, other.named, strict=True)
+        return self._held(f"{one.name} and {other.name}", [a if a[0] in names else b for a, b in pairs])
+
+    def published(
+        self, named: Sequence[tuple[str, torch.Tensor]], frozen: frozenset[str] = frozenset()
+    ) -> WeightUpdate:
         """As a newer version than any before."""
         self.version = Version(0, self.version.number + 1)
-        return self.transport.publish(self.version, named)
+        return self.transport.publish(self.version, named, frozen)
 
-    async def load(self, weights: Weights, interrupt: Interrupt = "continue") -> None:
-        update = self.published(weights.named)
+    async def load(
+        self, weights: Weights, interrupt: Interrupt = "continue", frozen: frozenset[str] = frozenset()
+    ) -> None:
+        update = self.published(weights.named, frozen)
         await self.within(self.engine.load_weights(update, interrupt), f"load_weights ({interrupt})")
         self.now = weights
 

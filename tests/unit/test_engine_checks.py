@@ -48,6 +48,7 @@ FAULTS = {
     "Stale": rf"^check_greedy: .*{APART}",
     "StaleLater": rf"^check_versions: log-probs at .* under weights 'b': .*{APART}",
     "NoBan": r"^check_bans: (banned ids \[.*\] were drawn|blank weights: id \d+ has log-prob -\d.\d{6}, but 30 of 32)",
+    "ForgetsBase": rf"^check_frozen: log-probs at .* under weights 'a': .*{APART}",
     "StuckVersion": r"^check_greedy: versions \[\(0, 0\)\]: all tokens were drawn by \(0, 1\)",
     "TooNewVersion": r"^check_continue: continue: \d+ tokens say version .*, but only the last \d+ were drawn by it",
     "SampledGreedy": r"^check_greedy: greedy token \d+ \(id \d+\) is not the most likely one",
