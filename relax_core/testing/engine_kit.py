@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from relax_core.weights import WeightUpdate
 
 T = TypeVar("T")
+GAUGES = {"running", "waiting", "version"}
 COARSE = Tolerance("bfloat16", 0.03, 0.2)
 """Stricter than for any model that a run may have: these are small, and no sharper than ``SHARPNESS``."""
 SHARPNESS = {"float32": 2.0}
@@ -157,7 +158,11 @@ class Kit:
         """Wait until the engine's gauges say so."""
 
         async def poll() -> None:
-            while not wanted(await self.engine.health()):
+            while True:
+                found = await self.engine.health()
+                assert GAUGES <= found.keys(), f"health() has {sorted(found)}; it has at least {sorted(GAUGES)}"
+                if wanted(found):
+                    return
                 await asyncio.sleep(0.001)
 
         await self.within(poll(), f"health() shows {what}")

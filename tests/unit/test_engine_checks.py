@@ -64,6 +64,7 @@ FAULTS = {
     "NeverEos": r"^check_limits: stop is length, but it ends with 1: eos",
     "Mixing": rf"^check_concurrency: .*{APART}",
     "Leaking": r"^check_cancel: a cancelled request was at work until \d of 2 others had ended",
+    "NoGauges": r"^check_gauges: health\(\) has \[\]; it has at least \['running', 'version', 'waiting'\]",
     "WrongGauge": r"^check_gauges: version is 0, loaded was \d+",
     "QuietEnd": r"^check_stop: 3 of 3 requests in flight when it was stopped got no EngineError: 0 tokens, abort",
 }

@@ -222,6 +222,14 @@ class WrongGauge(TorchEngine):
         return {**await super().health(), "version": 0.0}
 
 
+class NoGauges(TorchEngine):
+    """Says nothing of its work."""
+
+    async def health(self) -> Mapping[str, float]:
+        await super().health()
+        return {}
+
+
 class QuietEnd(TorchEngine):
     """Gives what it has to requests in flight when it ends, as if nothing were the matter."""
 
