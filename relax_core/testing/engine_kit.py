@@ -160,7 +160,7 @@ class Kit:
         async def poll() -> None:
             while True:
                 found = await self.engine.health()
-                assert GAUGES <= found.keys(), f"health() has {sorted(found)}; it has at least {sorted(GAUGES)}"
+                assert found.keys() >= GAUGES, f"health() has {sorted(found)}; it has at least {sorted(GAUGES)}"
                 if wanted(found):
                     return
                 await asyncio.sleep(0.001)
