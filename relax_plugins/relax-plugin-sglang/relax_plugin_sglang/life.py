@@ -87,7 +87,7 @@ class Life:
 
     def _client(self, url: str, key: str | None) -> Client:
         config = self.config
-        client = Client(url, key, config.in_flight, config.request_s, config.control_s)
+        client = Client(url, key, config.request_s, config.control_s)
         self._ends.push_async_callback(client.close)
         return client
 

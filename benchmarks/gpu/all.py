@@ -1,0 +1,126 @@
+"""All measurements of this folder for a machine with one GPU, or with two, each with a time limit of its own.
+
+    python -m benchmarks.gpu.all --gpus 1 --out DIR [--limit 570] [--cache kernels.tar.gz]
+
+A part that fails or takes too long does not lose the others. DIR gets ``results.tar.gz`` (tables, errors, every
+measurement, the servers' logs) and ``kernels.tar.gz``: what SGLang compiled, for ``--cache`` of the next machine, which
+then starts a server in half a minute instead of two. The tables come last on the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PARTS: dict[int, dict[str, tuple[float, str]]] = {
+    1: {
+        "rollout": (290, "rollout --rounds 4"),
+        "weights-one": (150, "weights --gpus 1"),
+        "handover": (130, "handover --rounds 3"),
+        "colocate": (200, "train --placement colocate --steps 5"),
+        "rollout-1.7b": (120, "rollout --shape qwen3-1.7b --rounds 2"),
+    },
+    2: {
+        "weights": (240, "weights"),
+        "separate": (260, "train --placement separate --steps 10"),
+        "separate-torch": (180, "train --placement separate --engine torch --steps 4 --warmup 1"),
+    },
+}
+"""Name, most seconds, program with its arguments; what is needed most comes first."""
+CACHES = ("tvm", "triton")
+LEAST_S = 30.0
+"""With less left nothing is begun."""
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--gpus", type=int, choices=PARTS, required=True)
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--parts", nargs="+", help="only these")
+    p.add_argument("--limit", type=float, default=570.0, help="seconds for all of it")
+    p.add_argument("--cache", type=Path, help="kernels.tar.gz of an earlier machine")
+    p.add_argument("--folder", type=Path, default=Path("/tmp/relax-gpu"))
+    p.add_argument("--more", default="", help="further arguments of every program")
+    return p.parse_args(words)
+
+
+def run(a: argparse.Namespace, name: str, seconds: float, command: str) -> str:
+    """Run a part; how it ended."""
+    words = [sys.executable, "-m", f"benchmarks.gpu.{command.split()[0]}", *command.split()[1:], *a.more.split()]
+    words += ["--folder", str(a.folder), "--json", str(a.folder / "out" / f"{name}.json")]
+    began = time.monotonic()
+    with (a.folder / "out" / f"{name}.txt").open("wb") as out, (a.folder / "out" / f"{name}.err").open("wb") as err:
+        process = subprocess.Popen(words, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            code = str(process.wait(seconds))
+        except subprocess.TimeoutExpired:
+            code = f"stopped after {seconds:.0f} s"
+        finally:
+            _end(process)
+    return f"{name}: {'done' if code == '0' else code} in {time.monotonic() - began:.0f} s"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With all that it started; servers notice the end of their parent, and need a moment."""
+    for number in (15, 9):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        time.sleep(3.0)
+
+
+def environment(folder: Path) -> None:
+    os.environ |= {"TVM_FFI_CACHE_DIR": str(folder / "kernels/tvm"), "TRITON_CACHE_DIR": str(folder / "kernels/triton")}
+    os.environ |= {"NCCL_NVLS_ENABLE": "0", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def pack(a: argparse.Namespace) -> None:
+    a.out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(a.out / "results.tar.gz", "w:gz") as tar:
+        tar.add(a.folder / "out", "out")
+        for pattern in ("runs/*/logs/*", "runs/*/*.json*", "*.yaml"):
+            for file in a.folder.glob(pattern):
+                if file.stat().st_size < 4 << 20:
+                    tar.add(file, str(file.relative_to(a.folder)))
+    with tarfile.open(a.out / "kernels.tar.gz", "w:gz") as tar:
+        for name in CACHES:
+            if (a.folder / "kernels" / name).is_dir():
+                tar.add(a.folder / "kernels" / name, name)
+    if (a.out / "kernels.tar.gz").stat().st_size > 15 << 20:
+        (a.out / "kernels.tar.gz").unlink()
+
+
+def tail(file: Path, characters: int) -> str:
+    return file.read_text(errors="replace").strip()[-characters:] if file.is_file() else ""
+
+
+def main(a: argparse.Namespace) -> None:
+    end = time.monotonic() + a.limit
+    environment(a.folder)
+    (a.folder / "out").mkdir(parents=True, exist_ok=True)
+    if a.cache and a.cache.is_file():
+        with tarfile.open(a.cache) as tar:
+            tar.extractall(a.folder / "kernels", filter="data")
+    parts = {name: part for name, part in PARTS[a.gpus].items() if not a.parts or name in a.parts}
+    how = {}
+    for name, (seconds, command) in parts.items():
+        left = end - time.monotonic()
+        how[name] = run(a, name, min(seconds, left), command) if left > LEAST_S else f"{name}: not begun"
+        print(how[name], flush=True)
+        pack(a)
+    for name, ended in how.items():
+        print(f"\n=== {ended}")
+        if ": done" not in ended:
+            print(tail(a.folder / "out" / f"{name}.err", 1200))
+        print(tail(a.folder / "out" / f"{name}.txt", 1900))
+
+
+if __name__ == "__main__":
+    main(arguments())
