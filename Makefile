@@ -1,4 +1,4 @@
-# make demo | test | test-cluster | test-slow | lint | bench: each sets up .venv first when it is missing or older than the pins.
+# make demo | test | test-cluster | test-sglang | test-slow | lint | bench: each sets up .venv first when it is missing or older than the pins.
 PYTHON      ?= python3
 VENV        ?= .venv
 # More arguments for the command that installs torch. On Linux the default build brings CUDA (several GB);
@@ -12,13 +12,18 @@ UV          := $(shell sed -n '/^uv==/p' constraints.txt)
 PLUGINS     := $(patsubst %/,%,$(sort $(dir $(wildcard relax_plugins/*/pyproject.toml))))
 STAMP       := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+# SGLang's server has an environment of its own: it wants other versions of what .venv has too.
+SGLANG_VENV ?= .venv-sglang
+SGLANG      := relax_plugins/relax-plugin-sglang/cpu
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
 
-.PHONY: help setup demo test test-cluster test-slow test-gpu lint format bench wheel clean
+.PHONY: help setup demo test test-cluster test-sglang test-slow test-gpu lint format bench wheel clean
 
 help:
 	@echo "make demo       train a tiny omni-modal model on this machine's CPU, about a minute"
 	@echo "make test       the fast tests"
 	@echo "make test-cluster  the tests that start a Ray cluster on this machine"
+	@echo "make test-sglang   the tests that start a real SGLang server, in $(SGLANG_VENV)"
 	@echo "make test-slow  the long tests: whole runs, kills, resumes"
 	@echo "make test-gpu   the tests that need a GPU"
 	@echo "make lint       ruff, mypy, import-linter"
@@ -26,7 +31,7 @@ help:
 	@echo "make bench      compare speed with other trainers"
 	@echo "make setup      only set up $(VENV)"
 	@echo "make wheel      build the wheels into dist/"
-	@echo "make clean      remove $(VENV), caches and built files; runs/ stays"
+	@echo "make clean      remove $(VENV), $(SGLANG_VENV), caches and built files; runs/ stays"
 
 setup: $(STAMP)
 
@@ -48,18 +53,30 @@ $(BENCH_STAMP): $(STAMP)
 	@$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev,bench]' $(PLUGINS:%=-e ./%)
 	@touch $@
 
+$(SGLANG_STAMP): $(SGLANG)/requirements.txt $(wildcard $(SGLANG)/stand_ins/*/*) constraints.txt Makefile $(STAMP)
+	@echo "Setting up $(SGLANG_VENV), once, in a few minutes: about 700 MB to download with the CPU build of torch, 2.5 GB on disk."
+	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV) || { rm -rf $(SGLANG_VENV); exit 1; }
+	@$(SGLANG_VENV)/bin/python -m pip install -q --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
+	@$(BIN)/uv pip install -q --compile-bytecode --no-deps --python $(SGLANG_VENV)/bin/python -r $(SGLANG)/requirements.txt
+	@cp -R $(SGLANG)/stand_ins/* "$$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/relax train configs/omni-tiny.yaml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster and not sglang" $(PYTEST_ARGS)
 
 # In one process: all of them share one cluster.
 test-cluster: $(STAMP)
 	$(BIN)/python -m pytest -m "cluster and not slow and not gpu" tests/cluster $(PYTEST_ARGS)
 
+# In one process: all of them share a few servers.
+test-sglang: $(STAMP) $(SGLANG_STAMP)
+	RELAX_SGLANG_PYTHON=$(abspath $(SGLANG_VENV)/bin/python) $(BIN)/python -m pytest -m sglang tests/sglang $(PYTEST_ARGS)
+
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu" --timeout=900 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not gpu and not sglang" --timeout=900 $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
@@ -83,4 +100,4 @@ wheel: $(STAMP)
 	for plugin in $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$plugin || exit 1; done
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

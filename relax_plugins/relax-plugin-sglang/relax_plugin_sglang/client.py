@@ -1,4 +1,4 @@
-"""HTTP to a server: one client for requests, which may take long, and connections of their own for everything else."""
+"""What is asked of a server over HTTP, in JSON, and what its answers mean."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import httpx
-
 from relax_core.errors import EngineError
+from relax_plugin_sglang.http import Broken, Connections, Response
 
-_KEPT_S = 2.0
-"""How long an unused connection is kept: less than the server's own 5 s, which may close it just as we use it."""
-_CONNECT_S = 10.0
 _SHOWN = 600
 """Characters of the server's own words in an error."""
 
@@ -29,79 +25,66 @@ def _fastest() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
 class Client:
     """Of the server at ``url``. ``key`` is sent as a bearer token. Belongs to one event loop.
 
-    ``in_flight``: requests that may be with the server at once.
+    ``request_s``, ``control_s``: how long a request for tokens, and anything else, may take.
     """
 
-    def __init__(
-        self, url: str, key: str | None, in_flight: int = 1024, request_s: float | None = None, control_s: float = 600.0
-    ) -> None:
+    def __init__(self, url: str, key: str | None, request_s: float | None = None, control_s: float = 600.0) -> None:
         self.url = url
+        self.request_s, self.control_s = request_s, control_s
         self._dumps, self._loads = _fastest()
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        self._requests = self._open(in_flight, request_s)
-        self._control = self._open(16, control_s)
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self._connections = Connections(url, headers)
 
-    def _open(self, connections: int, seconds: float | None) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            headers=self._headers,
-            timeout=httpx.Timeout(seconds, connect=_CONNECT_S, pool=None),
-            limits=httpx.Limits(
-                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEPT_S
-            ),
-            trust_env=False,  # no proxy stands between us and the server
-        )
-
-    async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST /generate. Raises EngineError as ``post`` does."""
-        answer: dict[str, Any] = await self._ask(self._requests, "POST", "/generate", body)
-        return answer
+    async def generate(self, body: Mapping[str, Any]) -> Any:
+        """POST /generate: an object, or a list of them for a batch. Raises EngineError as ``post`` does."""
+        return self._read("/generate", await self._asked("POST", "/generate", body, self.request_s))
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """What the server answers, from JSON; None where it says nothing.
 
         Raises EngineError with the server's own words when it refuses, and ServerUnreachable when no answer came.
         """
-        return await self._ask(self._control, "POST", path, {} if body is None else body)
+        return self._read(path, await self._asked("POST", path, {} if body is None else body, self.control_s))
 
     async def get(self, path: str) -> Any:
         """As ``post``."""
-        return await self._ask(self._control, "GET", path, None)
+        return self._read(path, await self._asked("GET", path, None, self.control_s))
 
     async def text(self, path: str) -> str:
         """What the server answers to GET, as it is."""
-        return (await self._sent(self._control, "GET", path, None)).text
+        return (await self._asked("GET", path, None, self.control_s)).text
 
     async def answers(self, path: str, seconds: float = 30.0) -> bool:
         """Whether the server answers to GET with a success, within ``seconds``."""
         try:
-            return (await self._control.get(self.url + path, timeout=seconds)).is_success
-        except httpx.HTTPError:
+            return (await self._connections.ask("GET", path, None, seconds)).good
+        except (Broken, TimeoutError):
             return False
 
-    async def _ask(self, client: httpx.AsyncClient, method: str, path: str, body: Any) -> Any:
-        content = (await self._sent(client, method, path, body)).content
+    def _read(self, path: str, response: Response) -> Any:
         try:
-            return self._loads(content) if content else None
+            return self._loads(response.body) if response.body else None
         except ValueError:
-            raise EngineError(f"engine sglang: {path} answered with no JSON: {content[:_SHOWN]!r}") from None
+            raise EngineError(f"engine sglang: {path} answered with no JSON: {response.body[:_SHOWN]!r}") from None
 
-    async def _sent(self, client: httpx.AsyncClient, method: str, path: str, body: Any) -> httpx.Response:
+    async def _asked(self, method: str, path: str, body: Any, seconds: float | None) -> Response:
         content = None if body is None else self._dumps(body)
         try:
-            response = await client.request(method, self.url + path, content=content)
-        except httpx.HTTPError as error:
-            what = "no answer in time" if isinstance(error, httpx.TimeoutException) else "no answer"
-            raise ServerUnreachable(
-                f"engine sglang: {path}: {what} from {self.url}: {type(error).__name__} {error}".rstrip()
-            ) from error
-        if not response.is_success:
+            response = await self._connections.ask(method, path, content, seconds)
+        except (Broken, TimeoutError) as error:
+            what = (
+                f"no answer from {self.url}: {error}"
+                if isinstance(error, Broken)
+                else f"no answer from {self.url} in time"
+            )
+            raise ServerUnreachable(f"engine sglang: {path}: {what}") from error
+        if not response.good:
             said = response.text.strip()[:_SHOWN] or "nothing"
-            raise EngineError(f"engine sglang: {path}: status {response.status_code}; the server says: {said}")
+            raise EngineError(f"engine sglang: {path}: status {response.status}; the server says: {said}")
         return response
 
     async def close(self) -> None:
-        await self._requests.aclose()
-        await self._control.aclose()
+        self._connections.close()
 
 
 class ServerUnreachable(EngineError):

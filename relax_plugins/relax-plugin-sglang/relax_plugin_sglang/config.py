@@ -90,7 +90,8 @@ class SglangConfig(ComponentConfig):
     """Whether a sleeping server frees its memory on the GPU (needs torch_memory_saver in its environment). With
     ``placement: colocate``."""
     deterministic: bool = False
-    """Whether the server draws by the run's keys, and computes the same whatever it computes beside it: slower."""
+    """Whether the server draws by the run's keys, and computes the same whatever it computes beside it: slower, and on
+    a GPU only."""
     metrics: bool = True
     """Whether the server's own metrics are among the run's, as ``engine/server/…``."""
 
@@ -110,6 +111,8 @@ class SglangConfig(ComponentConfig):
                 yield f"{', '.join(given)}: only for a server that is started here, but url is given; leave it out"
         elif self.key_env is not None:
             yield "key_env: only for the server at a url; one that is started here gets a random key: leave it out"
+        if self.deterministic and self.device == "cpu":
+            yield "deterministic: SGLang can be so only on a GPU, and device is cpu; leave it out"
         for name in self.arguments:
             if (setting := OWN.get(name.replace("-", "_").lstrip("_"))) is not None:
                 yield f"arguments.{name}: the engine gives this one itself; use {setting}"

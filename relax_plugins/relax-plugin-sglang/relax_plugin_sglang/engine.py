@@ -143,7 +143,7 @@ class SglangEngine(Engine):
         for attempt in range(_ATTEMPTS):
             rid, aborts = life.rid(), life.aborts
             try:
-                found = await life.client.generate(life.wire.body(request, rid, f"{version.lineage}.{version.number}"))
+                found = await life.client.generate(life.wire.body(request, rid, life.salt(version)))
                 return life.wire.answer(found, len(request.prompt.ids))
             except asyncio.CancelledError:
                 life.forget(rid)

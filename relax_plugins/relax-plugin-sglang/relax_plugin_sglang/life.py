@@ -21,6 +21,7 @@ from relax_plugin_sglang.wire import Wire
 
 if TYPE_CHECKING:
     from relax_core.setup import EngineSetup
+    from relax_core.types import Version
     from relax_plugin_sglang.config import SglangConfig
 
 _AGAIN_S = 0.1
@@ -86,12 +87,13 @@ class Life:
 
     def _client(self, url: str, key: str | None) -> Client:
         config = self.config
-        client = Client(url, key, config.in_flight, config.request_s, config.control_s)
+        client = Client(url, key, config.request_s, config.control_s)
         self._ends.push_async_callback(client.close)
         return client
 
     async def _find(self) -> None:
-        """Wait for a server elsewhere, and refuse one that was started without what is needed."""
+        """Wait for a server elsewhere, refuse one that was started without what is needed, and have it load the weights
+        with which it was started."""
         try:
             async with asyncio.timeout(self.config.start_s):
                 while not await self.client.answers("/health"):
@@ -112,6 +114,8 @@ class Life:
         if lacking:
             flags = " ".join(f"--{name.replace('_', '-')}" for name in lacking)
             raise EngineError(f"engine.url: the server at {self.config.url} was started without {flags}: add it")
+        path = (await self.client.get("/model_info"))["model_path"]
+        await self.client.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
 
     async def end(self, reason: str) -> None:
         """Nobody gets an answer any more. Safe to call twice."""
@@ -135,6 +139,10 @@ class Life:
     def rid(self) -> str:
         """Of equal length, for aborting one aborts all whose id begins so."""
         return f"{self._name}-{next(self._serial):012d}"
+
+    def salt(self, version: Version) -> str:
+        """Requests share cached prefixes only with those of an equal one: of this life, and of this version."""
+        return f"{self._name}.{version.lineage}.{version.number}"
 
     def forget(self, rid: str) -> None:
         """Nobody waits for this request any more: the server need not go on with it."""
