@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,12 @@ QUICK_LIMIT = 48
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one process runs. ``idle``: its trainer computes nothing."""
+    """What one process runs. ``rest_s``: its trainer rests so long each step, and computes nothing."""
 
     work: str
     placement: str = "separate"
     staleness: int = 0
-    idle: bool = False
+    rest_s: float | None = None
 
     def words(self, a: argparse.Namespace) -> list[str]:
         # Work A is about two processes of one machine: the local runtime.
@@ -56,7 +56,7 @@ class Setting:
         found = ["--work", self.work, "--placement", self.placement, "--staleness", str(self.staleness)]
         found += ["--runtime", runtime, "--steps", str(a.steps), "--warmup", str(a.warmup)]
         found += ["--set", f"environments.0.limit={QUICK_LIMIT}"] if a.quick else []
-        return [*found, "--idle"] if self.idle else found
+        return found if self.rest_s is None else [*found, "--rest", str(self.rest_s)]
 
 
 TRL = "trl"
@@ -65,16 +65,16 @@ Contender = Setting | str
 
 
 def contenders(work: str) -> list[Contender]:
-    bound = STALENESS[work]
-    idle = Setting(work, staleness=bound, idle=True)
+    """Without the run whose trainer rests: ``rounds`` adds it."""
     if work == "a":
-        return [Setting(work, staleness=bound), TRL, Setting(work), idle]
-    return [Setting(work, "colocate"), *(Setting(work, staleness=k) for k in (2, 0, 1, 4)), idle]
+        return [Setting(work, staleness=STALENESS[work]), TRL, Setting(work)]
+    return [Setting(work, "colocate"), *(Setting(work, staleness=k) for k in (2, 0, 1, 4))]
 
 
 def quick() -> list[Contender]:
-    """Two short runs that show whether everything works; nothing can be concluded from them."""
-    return [Setting("lengths", "colocate"), Setting("lengths", staleness=2)]
+    """Short runs that show whether everything works; nothing can be concluded from them."""
+    real = Setting("lengths", staleness=2)
+    return [Setting("lengths", "colocate"), real, replace(real, rest_s=0.1)]
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -86,7 +86,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--only", choices=[*STALENESS], help="one work alone")
     p.add_argument("--skip", action="append", default=[], choices=[TRL], help="leave a peer out")
     p.add_argument("--runtime", choices=["ray", "local"], default="ray", help="of lengths and tools")
-    p.add_argument("--quick", action="store_true", help="two short runs with the local runtime: a smoke test")
+    p.add_argument("--quick", action="store_true", help="short runs with the local runtime: a smoke test")
     a = p.parse_args(words)
     if a.quick:
         a.rounds, a.steps, a.warmup, a.runtime = 1, 2, 2, "local"
@@ -140,12 +140,17 @@ def rounds(a: argparse.Namespace, console: Console) -> Iterator[dict[str, Any]]:
     for number in range(a.rounds):
         for work, listed in chosen.items():
             shift = number % len(listed)
-            for contender in listed[shift:] + listed[:shift]:
+            waiting = listed[shift:] + listed[:shift]
+            while waiting:
+                contender = waiting.pop(0)
                 result = run(contender, a) | {"round": number}
                 step = bars.mean(result["step_s"])
-                words = f"round {number + 1}/{a.rounds}  {work:7}  {bars.label(result):24}  {step:.2f} s a step"
+                words = f"round {number + 1}/{a.rounds}  {work:7}  {bars.label(result):27}  {step:.2f} s a step"
                 console.print(words, highlight=False)
                 yield result
+                if contender == Setting(work):  # now it is known how long the trainer is to rest
+                    rest_s = bars.mean(result["compute_s"])
+                    waiting.insert(0, Setting(work, staleness=STALENESS[work], rest_s=rest_s))
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ The ideal of a design in which sampling and training overlap is that the slower 
     ideal = max(generate, train)                    seconds a step
 
     generate = busy seconds of the engine / steps   in the run of the same work and bound on staleness whose trainer
-                                                    computes nothing: the engine never waits for it. Busy: it decodes,
-                                                    reads prompts or takes weights over
+                                                    rests as long as it would compute: the engine has a machine of its
+                                                    own. Busy: it decodes, reads prompts or takes weights over
     train    = (step - wait)                        mean over the steps of the run at staleness 0, in which the engine
                                                     mostly rests while the trainer works. step: from the end of a step
                                                     to the end of the next one, publication, journal and checkpoint
@@ -14,6 +14,9 @@ The ideal of a design in which sampling and training overlap is that the slower 
                                                     computes
 
     reached  = ideal / step                         mean step of the run at staleness 2 (work A: 1)
+
+Why it rests, and does not just let rows pass: groups that are being trained count in the bound on staleness. Without
+them the engine would have more rows to decode at once, and need less time for each, than beside any trainer that works.
 
 All three runs belong to one round, and train the same groups with the same lengths. The median of the rounds counts.
 """
@@ -37,7 +40,7 @@ def label(run: Found) -> str:
     if run["framework"] != "relax":
         return str(run["framework"])
     name = "colocate" if run["placement"] == "colocate" else f"separate@{run['staleness']}"
-    return f"{name}, idle trainer" if run["idle"] else name
+    return name if run["rest_s"] is None else f"{name}, resting trainer"
 
 
 def generate(run: Found) -> float:
@@ -58,9 +61,9 @@ def pick(found: Sequence[Found], **wanted: Any) -> Found | None:
 def ideal(of_round: Sequence[Found], work: str, staleness: int) -> dict[str, float] | None:
     """The formula above for one round; None while one of its runs is missing."""
     separate = {"work": work, "framework": "relax", "placement": "separate"}
-    alone = pick(of_round, **separate, staleness=staleness, idle=True)
-    base = pick(of_round, **separate, staleness=0, idle=False)
-    real = pick(of_round, **separate, staleness=staleness, idle=False)
+    alone = next((r for r in of_round if r["work"] == work and r.get("rest_s") is not None), None)
+    base = pick(of_round, **separate, staleness=0, rest_s=None)
+    real = pick(of_round, **separate, staleness=staleness, rest_s=None)
     if alone is None or base is None or real is None:
         return None
     phases = {"generate_s": generate(alone), "train_s": train(base)}

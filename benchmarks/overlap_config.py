@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from relax_core.torch.config import EngineConfig, TrainerConfig
 
 
@@ -13,5 +17,5 @@ class MeteredEngineConfig(EngineConfig):
 class MeteredTrainerConfig(TrainerConfig):
     log: str
     """A file to which a line is added after each step."""
-    idle: bool = False
-    """Take the steps and compute nothing: for a run in which the engine never waits for the trainer."""
+    rest_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds of each step that it rests, computing nothing, in the place of its work; null: it works."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -87,13 +88,22 @@ class MeteredTrainer(TorchTrainer):
         if plan is None:  # of another rank than rank 0
             return await super().step(step, plan, algorithm)
         start, self._waited = time.perf_counter(), 0.0
-        if self.config.idle:
-            result = StepResult({}, (True,), [([r.id for r in cut.rows], cut.last) async for cut in self._timed(plan)])
-        else:
+        if self.config.rest_s is None:
             result = await super().step(step, self._timed(plan), algorithm)
+        else:
+            result = await self._rest(self._timed(plan), self.config.rest_s)
         seconds = time.perf_counter() - start
         note(self.config.log, step=step, step_s=seconds, wait_s=self._waited, published_s=self._published)
         return result
+
+    async def _rest(self, plan: AsyncIterator[Cut], seconds: float) -> StepResult:
+        """Take a step's cuts as if they were trained: each takes its rows' share of the time."""
+        rows = self.run.config.groups_per_step * self.run.config.group_size
+        cuts = []
+        async for cut in plan:
+            await asyncio.sleep(seconds * len(cut.rows) / rows)
+            cuts.append(([row.id for row in cut.rows], cut.last))
+        return StepResult({}, (True,), cuts)
 
     async def _timed(self, plan: AsyncIterator[Cut]) -> AsyncIterator[Cut]:
         asked = time.perf_counter()

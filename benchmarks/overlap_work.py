@@ -1,10 +1,10 @@
 """One setting of the overlap benchmark in this process: train as ``relax train`` does, write what was measured as JSON.
 
     python benchmarks/overlap_work.py --work lengths|tools|a --placement colocate|separate --staleness 2 --steps 10
-        --json out.json [--idle] [--runtime ray|local] [--set trainer.tokens_per_micro_batch=2048]
+        --json out.json [--rest SECONDS] [--runtime ray|local] [--set trainer.tokens_per_micro_batch=2048]
 
-``--idle``: the trainer takes the steps and computes nothing, so the engine never waits for it. All times are of the
-clock that the processes of a machine share; overlap_bars.py says what becomes of them.
+``--rest``: the trainer rests so many seconds a step and computes nothing. All times are of the clock that the processes
+of a machine share; overlap_bars.py says what becomes of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--placement", choices=["colocate", "separate"], default="separate")
     p.add_argument("--staleness", type=int, default=2)
     p.add_argument("--runtime", choices=["ray", "local"], default="ray")
-    p.add_argument("--idle", action="store_true", help="the trainer computes nothing")
+    p.add_argument("--rest", type=float, help="seconds a step that the trainer rests instead of computing")
     p.add_argument("--steps", type=int, default=10, help="measured steps")
     p.add_argument("--warmup", type=int, default=3, help="unmeasured steps before them, at least 1")
     p.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a value of the run file")
@@ -108,7 +108,7 @@ def work_a(folder: Path) -> dict[str, Any]:
 def run_file(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The run file; what it leaves out has Relax's defaults: journal, trajectories, a checkpoint at the end."""
     own = work_a(folder) if a.work == "a" else reasoning(a.work == "tools")
-    trainer = {**own["trainer"], "id": "metered", "threads": 1, "log": str(folder / "trainer.jsonl"), "idle": a.idle}
+    trainer = {**own["trainer"], "id": "metered", "threads": 1, "log": str(folder / "trainer.jsonl"), "rest_s": a.rest}
     plugins = ["overlap", *(["peers"] if a.work == "a" else []), *(["ray"] if a.runtime == "ray" else [])]
     return {
         **own,
@@ -185,7 +185,7 @@ def measured(a: argparse.Namespace, meter: Meter, logs: dict[str, list[dict[str,
         "placement": a.placement,
         "staleness": a.staleness,
         "runtime": a.runtime,
-        "idle": a.idle,
+        "rest_s": a.rest,
         "set": a.set,
         "warmup": a.warmup,
         "steps": a.steps,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from relax_core.errors import WeightsError
@@ -137,7 +138,10 @@ def tensor_sums(tensors: Sequence[Tensor]) -> list[int]:
         if data.numel() % ROW or data.data_ptr() % 8:
             data = pad(data, (0, -data.numel() % ROW))
         words.append(data.view(torch.int64).view(-1, LANES))
-    return _finished(words, torch.cat([words_RL.sum(1) for words_RL in words])) if words else []
+    if not words:
+        return []
+    rows_R = torch.cat([words_RL.sum(1) for words_RL in words])
+    return _finished(rows_R, torch.stack([words_RL.sum(0) for words_RL in words]), [len(some) for some in words])
 
 
 def _on_device(buffer: Tensor, starts: Sequence[int]) -> list[int]:
@@ -145,19 +149,18 @@ def _on_device(buffer: Tensor, starts: Sequence[int]) -> list[int]:
 
     if len(starts) < 2:
         return []
-    rows = [start // ROW for start in starts]
     words_RL = buffer[: starts[-1]].view(torch.int64).view(-1, LANES)
-    return _finished([words_RL[first:end] for first, end in itertools.pairwise(rows)], words_RL.sum(1))
+    rows_N = [(end - start) // ROW for start, end in itertools.pairwise(starts)]
+    return _finished(*_row_and_lane_sums(words_RL, rows_N), rows_N)
 
 
-def _finished(words: Sequence[Tensor], rows_R: Tensor) -> list[int]:
-    """Of N tensors' words (each R_n x L), and the sums of all their rows, one after the other."""
+def _finished(rows_R: Tensor, lanes_NL: Tensor, rows_N: Sequence[int]) -> list[int]:
+    """From the sums of all rows of N tensors, one after the other, and of their lanes; ``rows_N``: rows of each."""
     import torch
 
     device = rows_R.device
-    lanes_NL = torch.stack([words_RL.sum(0) for words_RL in words])
     found_N = (_mixed(lanes_NL) * (2 * torch.arange(LANES, device=device) + 1)).sum(1)
-    ends_N = torch.tensor([len(words_RL) for words_RL in words]).cumsum(0)
+    ends_N = torch.tensor(rows_N).cumsum(0)
     firsts_N = torch.cat([ends_N.new_zeros(1), ends_N[:-1]]).to(device)
     # A weighted sum with positions from the first row of all, and what each tensor's own positions have less.
     mixed_R = _mixed(rows_R)
@@ -168,6 +171,17 @@ def _finished(words: Sequence[Tensor], rows_R: Tensor) -> list[int]:
         _joined(rows, lanes)
         for rows, lanes in torch.stack([sums_2N[0] - 2 * firsts_N * sums_2N[1], found_N], 1).tolist()
     ]
+
+
+def _row_and_lane_sums(words_RL: Tensor, rows_N: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(R,) and (N, L): one kernel where there is Triton, else two or three for each tensor."""
+    import torch
+
+    if words_RL.is_cuda and find_spec("triton") is not None:
+        from relax_core.torch.sum_kernels import summed
+
+        return summed(words_RL, rows_N)
+    return words_RL.sum(1), torch.stack([some_RL.sum(0) for some_RL in words_RL.split(list(rows_N))])
 
 
 def _mixed(sums: Tensor) -> Tensor:

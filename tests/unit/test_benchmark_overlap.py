@@ -26,7 +26,7 @@ def measured(staleness: int, step: float, wait: float, busy: float = 0.5, **chan
         "work": "lengths",
         "placement": "separate",
         "staleness": staleness,
-        "idle": False,
+        "rest_s": None,
         "round": 0,
         "warmup": 0,
         "step_s": [step, step],
@@ -62,7 +62,7 @@ def test_the_ideal_is_the_slower_phase_measured_where_it_does_not_wait(
     busy: float, generate: float, best: float
 ) -> None:
     runs = [
-        measured(2, 1.0, 0.9, busy, idle=True),
+        measured(2, 1.0, 0.9, busy, rest_s=0.9),
         measured(0, 2.0, 1.1),  # trains for 0.9 s
         measured(2, 1.25, 0.05),
         measured(4, 1.0, 0.0),  # not the one that is judged
@@ -77,7 +77,7 @@ def test_the_ideal_is_the_slower_phase_measured_where_it_does_not_wait(
 @pytest.mark.parametrize("step, ok", [(0.99, True), (1.02, False)])
 def test_the_median_round_must_reach_the_bar(step: float, ok: bool) -> None:
     def of_round(number: int, step: float) -> list[dict[str, Any]]:
-        runs = [measured(2, 1.0, 0.9, 0.6, idle=True), measured(0, 2.0, 1.1), measured(2, step, 0.0)]
+        runs = [measured(2, 1.0, 0.9, 0.6, rest_s=0.9), measured(0, 2.0, 1.1), measured(2, step, 0.0)]
         return [run | {"round": number} for run in runs]
 
     found = [*of_round(0, 5.0), *of_round(1, step), *of_round(2, 0.9)]
@@ -127,11 +127,15 @@ def test_a_quick_run_measures_both_placements_on_the_same_replies(tmp_path: Path
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=os.environ | {"COLUMNS": "160"})
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
-    assert [r["setting"] for r in found["tables"]["lengths"]] == ["colocate", "separate@2"]
-    assert found["problems"] == [] and found["bars"] == []  # two runs of two steps decide nothing
+    assert [r["setting"] for r in found["tables"]["lengths"]] == [
+        "colocate",
+        "separate@2",
+        "separate@2, resting trainer",
+    ]
+    assert found["problems"] == [] and found["bars"] == []  # runs of two steps decide nothing
     for run in found["runs"]:
         assert len(run["step_s"]) == len(run["wait_s"]) == 2
         assert all(0 <= wait <= step for step, wait in zip(run["step_s"], run["wait_s"], strict=True))
         assert run["cpu_s_per_step"] > 0 and run["engines"][0]["drawn"] > 0
     lags = [max(map(int, run["summary"]["lag_tokens"])) for run in found["runs"]]
-    assert lags == [0, 2]
+    assert lags == [0, 2, 2]
