@@ -16,23 +16,34 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-PARTS: dict[int, dict[str, tuple[float, str]]] = {
-    1: {
-        "rollout": (290, "rollout --rounds 4"),
-        "weights-one": (150, "weights --gpus 1"),
-        "handover": (130, "handover --rounds 3"),
-        "colocate": (200, "train --placement colocate --steps 5"),
-        "rollout-1.7b": (120, "rollout --shape qwen3-1.7b --rounds 2"),
-    },
-    2: {
-        "weights": (240, "weights"),
-        "separate": (260, "train --placement separate --steps 10"),
-        "separate-torch": (180, "train --placement separate --engine torch --steps 4 --warmup 1"),
-    },
+Part = tuple[str, float, str]
+"""Name, most seconds, program with its arguments."""
+WAVES: dict[int, list[list[list[Part]]]] = {
+    1: [
+        [
+            [
+                ("rollout", 240, "rollout --rounds 3"),
+                ("handover", 130, "handover --rounds 3"),
+                ("colocate", 200, "train --placement colocate --steps 5"),
+                ("weights-one", 150, "weights --gpus 1"),
+            ]
+        ]
+    ],
+    2: [
+        [
+            [("rollout", 220, "rollout --rounds 3"), ("weights-one", 100, "weights --gpus 1 --shapes qwen3-0.6b")],
+            [("handover", 130, "handover --rounds 3"), ("colocate", 200, "train --placement colocate --steps 5")],
+        ],
+        [[("separate", 220, "train --placement separate --steps 10")]],
+        [[("weights", 220, "weights")]],
+        [[("separate-torch", 180, "train --placement separate --engine torch --steps 4 --warmup 1")]],
+    ],
 }
-"""Name, most seconds, program with its arguments; what is needed most comes first."""
+"""Waves of lanes of parts: waves and the parts of a lane follow each other, lanes are at work at the same time, each on
+a GPU of its own."""
 CACHES = ("tvm", "triton")
 LEAST_S = 30.0
 """With less left nothing is begun."""
@@ -40,7 +51,7 @@ LEAST_S = 30.0
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--gpus", type=int, choices=PARTS, required=True)
+    p.add_argument("--gpus", type=int, choices=WAVES, required=True)
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--parts", nargs="+", help="only these")
     p.add_argument("--limit", type=float, default=570.0, help="seconds for all of it")
@@ -50,20 +61,35 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return p.parse_args(words)
 
 
-def run(a: argparse.Namespace, name: str, seconds: float, command: str) -> str:
-    """Run a part; how it ended."""
+def run(a: argparse.Namespace, part: Part, gpu: int | None, end: float) -> str:
+    """Run a part; how it ended. ``gpu``: the only one that it sees."""
+    name, seconds, command = part
+    if a.parts and name not in a.parts:
+        return ""
+    left = end - time.monotonic()
+    if left < LEAST_S:
+        return f"{name}: not begun"
     words = [sys.executable, "-m", f"benchmarks.gpu.{command.split()[0]}", *command.split()[1:], *a.more.split()]
-    words += ["--folder", str(a.folder), "--json", str(a.folder / "out" / f"{name}.json")]
+    words += ["--folder", str(a.folder / f"gpu{gpu or 0}"), "--json", str(a.folder / "out" / f"{name}.json")]
+    environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})
     began = time.monotonic()
     with (a.folder / "out" / f"{name}.txt").open("wb") as out, (a.folder / "out" / f"{name}.err").open("wb") as err:
-        process = subprocess.Popen(words, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            words, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
         try:
-            code = str(process.wait(seconds))
+            code = str(process.wait(min(seconds, left)))
         except subprocess.TimeoutExpired:
-            code = f"stopped after {seconds:.0f} s"
+            code = f"stopped after {min(seconds, left):.0f} s"
         finally:
             _end(process)
-    return f"{name}: {'done' if code == '0' else code} in {time.monotonic() - began:.0f} s"
+    said = f"{name}: {'done' if code == '0' else code} in {time.monotonic() - began:.0f} s"
+    print(said, flush=True)
+    return said
+
+
+def lane(a: argparse.Namespace, parts: Sequence[Part], gpu: int | None, end: float) -> list[str]:
+    return [run(a, part, gpu, end) for part in parts]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -85,7 +111,7 @@ def pack(a: argparse.Namespace) -> None:
     a.out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(a.out / "results.tar.gz", "w:gz") as tar:
         tar.add(a.folder / "out", "out")
-        for pattern in ("runs/*/logs/*", "runs/*/*.json*", "*.yaml"):
+        for pattern in ("gpu*/runs/*/logs/*", "gpu*/runs/*/*.json*", "gpu*/*.yaml"):
             for file in a.folder.glob(pattern):
                 if file.stat().st_size < 4 << 20:
                     tar.add(file, str(file.relative_to(a.folder)))
@@ -108,18 +134,18 @@ def main(a: argparse.Namespace) -> None:
     if a.cache and a.cache.is_file():
         with tarfile.open(a.cache) as tar:
             tar.extractall(a.folder / "kernels", filter="data")
-    parts = {name: part for name, part in PARTS[a.gpus].items() if not a.parts or name in a.parts}
-    how = {}
-    for name, (seconds, command) in parts.items():
-        left = end - time.monotonic()
-        how[name] = run(a, name, min(seconds, left), command) if left > LEAST_S else f"{name}: not begun"
-        print(how[name], flush=True)
+    how: list[str] = []
+    for wave in WAVES[a.gpus]:
+        with ThreadPoolExecutor() as pool:
+            lanes = [pool.submit(lane, a, parts, i if len(wave) > 1 else None, end) for i, parts in enumerate(wave)]
+            how += [said for one in lanes for said in one.result() if said]
         pack(a)
-    for name, ended in how.items():
+    for ended in how:
+        name = ended.partition(":")[0]
         print(f"\n=== {ended}")
         if ": done" not in ended:
             print(tail(a.folder / "out" / f"{name}.err", 1200))
-        print(tail(a.folder / "out" / f"{name}.txt", 1900))
+        print(tail(a.folder / "out" / f"{name}.txt", 1700))
 
 
 if __name__ == "__main__":

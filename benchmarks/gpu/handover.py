@@ -36,8 +36,8 @@ async def measure(a: argparse.Namespace) -> None:
     everything: dict[str, Any] = {}
     for kind in a.engines:
         everything[kind] = found = await rounds(a, kind)
-        names = list(dict.fromkeys(name for one in found for name in one))
-        rows += [{"engine": kind, "what": n, "median": work.median([one[n] for one in found if n in one])} for n in names]
+        for name in dict.fromkeys(name for one in found for name in one):
+            rows.append({"engine": kind, "what": name, "median": work.median([one[name] for one in found])})
     table = [
         {"what": what} | {row["engine"]: row["median"] for row in rows if row["what"] == what}
         for what in dict.fromkeys(row["what"] for row in rows)
@@ -122,10 +122,7 @@ async def _requests(engine: Any, a: argparse.Namespace) -> None:
     prompt = Encoded(list(range(60, 60 + min(a.prompt, 64))))
     sampling = Sampling(max_new_tokens=a.new)
     await asyncio.gather(
-        *(
-            engine.generate(Request(str(i), DrawKey(str(i), 0, 0, 0), prompt, sampling, (i,)))
-            for i in range(a.requests)
-        )
+        *(engine.generate(Request(str(i), DrawKey(str(i), 0, 0, 0), prompt, sampling, (i,))) for i in range(a.requests))
     )
 
 

@@ -60,6 +60,7 @@ async def measure(a: argparse.Namespace) -> None:
                 seconds = time.perf_counter() - began
                 cpu = time.process_time() - cpu
                 found.append({"side": side, "round": number, "tokens": tokens, "seconds": seconds, "cpu": cpu})
+                print(found[-1], flush=True)  # should it be stopped
     finally:
         await engine.stop()
     rows = summary([one for one in found if one["round"]])

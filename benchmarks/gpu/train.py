@@ -61,8 +61,6 @@ def written(a: argparse.Namespace) -> Any:
     )
 
 
-
-
 def trained(a: argparse.Namespace) -> None:
     from relax_core.launch import prepare
     from relax_core.screen import Screen
@@ -84,8 +82,9 @@ def trained(a: argparse.Namespace) -> None:
         {"what": "tokens/s", "value": work.median([s["time/tokens_per_s"] for s in counted])},
     ]
     rows += [{"what": f"trained tokens of lag {lag}", "value": n} for lag, n in _lags(summary).items()]
-    names = sorted({name for s in counted for name in s if "diff" in name or name.startswith("kl")})
-    rows += [{"what": name, "value": work.median([s[name] for s in counted if s.get(name) is not None])} for name in names]
+    for name in sorted({name for s in counted for name in s if "diff" in name or name.startswith("kl")}):
+        if values := [s[name] for s in counted if s.get(name) is not None]:
+            rows.append({"what": name, "value": work.median(values)})
     print(json.dumps([round(s["time/step"], 2) for s in steps]), flush=True)
     work.report(a, f"{a.placement}, {a.engine}, {a.shape}: {a.steps} steps", rows, {"steps": steps, "summary": summary})
 

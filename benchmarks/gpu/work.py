@@ -153,9 +153,13 @@ def report(a: argparse.Namespace, title: str, rows: Sequence[Mapping[str, Any]],
 def shown(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else f"{value:,.0f}" if isinstance(
-        value, float
-    ) else str(value)
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1e4
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def machine() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relax_core.errors import EngineError
-from relax_plugin_sglang.http import Broken, Connections, Response
+from relax_plugin_sglang.streams import Broken, Connections, Response
 
 _SHOWN = 600
 """Characters of the server's own words in an error."""
