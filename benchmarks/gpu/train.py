@@ -82,7 +82,7 @@ def trained(a: argparse.Namespace) -> None:
         {"what": "tokens/s", "value": work.median([s["time/tokens_per_s"] for s in counted])},
     ]
     rows += [{"what": f"trained tokens of lag {lag}", "value": n} for lag, n in _lags(summary).items()]
-    for name in sorted({name for s in counted for name in s if name.startswith("mismatch/")}):
+    for name in sorted({name for s in counted for name in s if name.startswith("train/mismatch/")}):
         if values := [s[name] for s in counted if s.get(name) is not None]:
             rows.append({"what": name, "value": work.median(values)})
     print(json.dumps([round(s["time/step"], 2) for s in steps]), flush=True)
