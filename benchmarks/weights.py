@@ -60,7 +60,7 @@ def weights_of(megabytes: int, device: str) -> tuple[Tensor, list[tuple[str, Ten
     """Tensors as a model has them, in one flat tensor: embedding and layers in bfloat16, a tower of float32."""
     import torch
 
-    from relax_core.weights import TensorInfo, offsets, view
+    from relax_core.weights import TensorInfo, offsets, views
 
     bf16, fp32 = "bfloat16", "float32"
     infos = [TensorInfo("embed", (32_000, 1024), bf16, None)]
@@ -74,7 +74,7 @@ def weights_of(megabytes: int, device: str) -> tuple[Tensor, list[tuple[str, Ten
         number += 1
     starts = offsets(infos)
     flat = torch.randint(0, 256, (starts[-1],), dtype=torch.uint8, device=device)
-    return flat, [(i.name, view(flat, at, i.shape, i.dtype)) for i, at in zip(infos, starts, strict=False)]
+    return flat, list(zip((i.name for i in infos), views(flat, infos, starts), strict=True))
 
 
 # --- the receiver -----------------------------------------------------------------------------------------------------

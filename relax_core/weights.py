@@ -153,7 +153,7 @@ def received(
         found = checksums(out, starts) if any(info.checksum is not None for info in infos) else [0] * len(infos)
     for info, sum_ in zip(infos, found, strict=True):
         compare(info.name, sum_, info.checksum)
-    return [(info.name, view(out, at, info.shape, info.dtype)) for info, at in zip(infos, starts, strict=False)]
+    return list(zip((info.name for info in infos), views(out, infos, starts), strict=True))
 
 
 def short(found: int, wanted: int) -> WeightsError:
@@ -178,12 +178,32 @@ def offsets(infos: Sequence[TensorInfo]) -> list[int]:
     return found
 
 
-def view(buffer: Tensor, start: int, shape: Sequence[int], dtype: str) -> Tensor:
-    """A tensor of the buffer (uint8) that starts at this byte."""
+def views(buffer: Tensor, infos: Sequence[TensorInfo], starts: Sequence[int]) -> list[Tensor]:
+    """The tensors of a buffer (uint8, contiguous), which begin at these bytes.
+
+    Each is one call of torch's: there are hundreds, and each call takes as long as a GPU needs for megabytes.
+    """
     import torch
 
-    kind: torch.dtype = getattr(torch, dtype)
-    return buffer[start : start + math.prod(shape) * kind.itemsize].view(kind).view(tuple(shape))
+    kinds: dict[str, torch.dtype] = {name: getattr(torch, name) for name in {info.dtype for info in infos}}
+    typed = {name: buffer[: len(buffer) // kind.itemsize * kind.itemsize].view(kind) for name, kind in kinds.items()}
+    first = {name: whole.storage_offset() for name, whole in typed.items()}
+    return [
+        typed[info.dtype].as_strided(
+            info.shape, _strides(info.shape), first[info.dtype] + start // kinds[info.dtype].itemsize
+        )
+        for info, start in zip(infos, starts, strict=False)
+    ]
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -52,16 +52,16 @@ def weights_of(shape: str, device: str) -> tuple[Tensor, list[tuple[str, Tensor]
 
     from relax_core.torch.optim import named_tensors
     from relax_core.transports.snapshot import described
-    from relax_core.weights import offsets, view
+    from relax_core.weights import offsets, views
 
     named = list(named_tensors(models.random_model(shape, device)))
     infos = described(named)
     starts = offsets(infos)
     flat = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
-    views = [(i.name, view(flat, at, i.shape, i.dtype)) for i, at in zip(infos, starts, strict=False)]
-    for (_, target), (_, tensor) in zip(views, named, strict=True):
+    found = list(zip((i.name for i in infos), views(flat, infos, starts), strict=True))
+    for (_, target), (_, tensor) in zip(found, named, strict=True):
         target.copy_(tensor)
-    return flat, views
+    return flat, found
 
 
 def bare_group(rank: int, port: int, probe: Tensor) -> Any:

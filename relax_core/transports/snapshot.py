@@ -19,7 +19,7 @@ from relax_core.weights import (
     dtype_name,
     offsets,
     short,
-    view,
+    views,
 )
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ def _fill_blocks(
 ) -> list[int]:
     """Each block is summed when it was copied, while it is in the cache."""
     summed = Sums(buffer, starts) if sums else None
-    for (_, tensor), info, start, end in zip(named, infos, starts, starts[1:], strict=False):
+    targets = views(buffer, infos, starts)
+    for (_, tensor), target, info, start, end in zip(named, targets, infos, starts, starts[1:], strict=False):
         buffer[start + info.nbytes : end] = 0
-        for done in _pieces(view(buffer, start, info.shape, info.dtype), tensor):
+        for done in _pieces(target, tensor):
             if summed is not None:
                 summed.advance(start + done)
         if summed is not None:
@@ -112,7 +113,7 @@ def _fill_at_once(
     """From or to a GPU: few and large calls, and sums made there."""
     import torch
 
-    targets = [view(buffer, start, i.shape, i.dtype) for i, start in zip(infos, starts, strict=False)]
+    targets = views(buffer, infos, starts)
     if pads := [
         buffer[start + i.nbytes : end]
         for i, start, end in zip(infos, starts, starts[1:], strict=False)

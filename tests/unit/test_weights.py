@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relax_core.errors import WeightsError
 from relax_core.weight_sums import Sums, _on_device, checksum, checksums, tensor_sums
-from relax_core.weights import TensorInfo, offsets, verify, view
+from relax_core.weights import TensorInfo, offsets, verify, views
 
 DTYPES = [
     torch.float32,
@@ -118,8 +118,8 @@ def test_many_tensors_of_a_buffer_are_summed_at_once() -> None:
     starts = offsets(infos)
     assert all(start % 4096 == 0 for start in starts)
     buffer = torch.zeros(starts[-1], dtype=torch.uint8)
-    for tensor, info, start in zip(tensors, infos, starts, strict=False):
-        view(buffer, start, info.shape, info.dtype).copy_(tensor)
+    for tensor, target in zip(tensors, views(buffer, infos, starts), strict=True):
+        target.copy_(tensor)
     assert checksums(buffer, starts) == [checksum(t) for t in tensors]
     assert _on_device(buffer, starts) == tensor_sums(tensors) == checksums(buffer, starts)  # as a GPU does it
 
