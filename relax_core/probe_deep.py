@@ -100,7 +100,8 @@ def _model(run: Run, adapter: ModelAdapter) -> torch.nn.Module:
     import torch
 
     config = run.stack.config("engines", run.config.engine, "engine")
-    on_gpu = getattr(config, "device", "auto") != "cpu" and torch.cuda.is_available()
+    asked = str(getattr(config, "device", "auto"))
+    device = "cuda" if asked == "auto" and torch.cuda.is_available() else asked.replace("auto", "cpu")
     said = getattr(torch, str(getattr(config, "dtype", "auto")), None)
-    dtype = said if isinstance(said, torch.dtype) else (torch.bfloat16 if on_gpu else torch.float32)
-    return adapter.load("cuda" if on_gpu else "cpu", dtype).eval().requires_grad_(False)
+    dtype = said if isinstance(said, torch.dtype) else (torch.float32 if device == "cpu" else torch.bfloat16)
+    return adapter.load(device, dtype).eval().requires_grad_(False)

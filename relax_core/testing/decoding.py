@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from relax_core.interfaces import Completion, Request, Segment
 from relax_core.testing.engines import request
 from relax_core.testing.tiny import TinyAdapter, TinyConfig, tiny_adapter
-from relax_core.torch.plain import full_logprobs
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +86,8 @@ def mixed_requests(count: int, seed: int = 0, temperatures: Sequence[float] = (1
 
 def assert_full(decoder: Decoder, requests: Sequence[Request], results: Sequence[Completion]) -> None:
     """The reported log-probs are those of one whole forward a row, to 1e-5."""
+    from relax_core.torch.plain import full_logprobs
+
     for r, c in zip(requests, results, strict=True):
         expected = full_logprobs(decoder.adapter, decoder.model, r.prompt, c.ids, r.sampling.temperature)
         worst = max(abs(a - b) for a, b in zip(c.logprobs, expected, strict=True))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from relax_core.weights import WeightUpdate
 
 T = TypeVar("T")
+GAUGES = {"running", "waiting", "version"}
 COARSE = Tolerance("bfloat16", 0.03, 0.2)
 """Stricter than for any model that a run may have: these are small, and no sharper than ``SHARPNESS``."""
 SHARPNESS = {"float32": 2.0}
@@ -82,7 +83,6 @@ class Kit:
 
         from relax_core.torch.optim import named_tensors
         from relax_core.torch.plain import add_noise
-        from relax_core.torch.swap import take_weights
 
         model = self.adapter.load("cpu", getattr(torch, self.dtype))
         if name != "first":
@@ -91,18 +91,33 @@ class Kit:
             for parameter in model.parameters():
                 if stops != "as they are" and parameter.ndim == 2 and len(parameter) >= self.adapter.vocab_size:
                     parameter[sorted(self.adapter.stop_ids)] *= 0.0 if stops == "never" else 4.0
-        named = [(key, tensor.clone()) for key, tensor in named_tensors(model)]
+        return self._held(name, [(key, tensor.clone()) for key, tensor in named_tensors(model)])
+
+    def _held(self, name: str, named: Sequence[tuple[str, torch.Tensor]]) -> Weights:
+        import torch
+
+        from relax_core.torch.swap import take_weights
+
         exact = self.adapter.load("cpu", torch.float32).eval().requires_grad_(False)
         take_weights(exact, named)
         return Weights(name, exact, named)
 
-    def published(self, named: Sequence[tuple[str, torch.Tensor]]) -> WeightUpdate:
+    def mixed(self, one: Weights, other: Weights, names: frozenset[str]) -> Weights:
+        """The one's tensors of these names, and all else of the other."""
+        pairs = zip(one.named, other.named, strict=True)
+        return self._held(f"{one.name} and {other.name}", [a if a[0] in names else b for a, b in pairs])
+
+    def published(
+        self, named: Sequence[tuple[str, torch.Tensor]], frozen: frozenset[str] = frozenset()
+    ) -> WeightUpdate:
         """As a newer version than any before."""
         self.version = Version(0, self.version.number + 1)
-        return self.transport.publish(self.version, named)
+        return self.transport.publish(self.version, named, frozen)
 
-    async def load(self, weights: Weights, interrupt: Interrupt = "continue") -> None:
-        update = self.published(weights.named)
+    async def load(
+        self, weights: Weights, interrupt: Interrupt = "continue", frozen: frozenset[str] = frozenset()
+    ) -> None:
+        update = self.published(weights.named, frozen)
         await self.within(self.engine.load_weights(update, interrupt), f"load_weights ({interrupt})")
         self.now = weights
 
@@ -143,7 +158,11 @@ class Kit:
         """Wait until the engine's gauges say so."""
 
         async def poll() -> None:
-            while not wanted(await self.engine.health()):
+            while True:
+                found = await self.engine.health()
+                assert found.keys() >= GAUGES, f"health() has {sorted(found)}; it has at least {sorted(GAUGES)}"
+                if wanted(found):
+                    return
                 await asyncio.sleep(0.001)
 
         await self.within(poll(), f"health() shows {what}")

@@ -31,6 +31,16 @@ async def check_versions(kit: Kit) -> None:
             kit.agrees(request, completion)
 
 
+async def check_frozen(kit: Kit) -> None:
+    """Tensors that training cannot change come in a publication of their own (``WeightUpdate.base``), once for many."""
+    a, b = kit.weights("a"), kit.weights("b")
+    frozen = frozenset(name for name, _ in a.named[::2])
+    await kit.load(b)
+    for weights, still in ((a, frozen), (kit.mixed(a, b, frozen), frozen), (b, frozenset[str]()), (a, frozen)):
+        await kit.load(weights, frozen=still)
+        await _newest(kit)
+
+
 async def check_continue(kit: Kit) -> None:
     """Running requests go on under new weights; versions are never newer than the weights that drew the token."""
     old, new = kit.weights("a", "never"), kit.weights("b", "never")

@@ -23,7 +23,6 @@ from relax_plugin_sglang.config import SglangConfig
 from relax_plugin_sglang.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = "RELAX_TEST_SGLANG_KEY"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,15 +45,15 @@ def python() -> Path:
 
 @dataclass(frozen=True)
 class Served:
-    """A server in its own thread, and the model that it serves in float32."""
+    """A server in its own thread, and the model that it serves in float32. ``key_env`` holds its key."""
 
     adapter: ModelAdapter
     url: str
-    key: str
+    key_env: str
 
     def config(self, **settings: Any) -> SglangConfig:
-        """Of an engine on this server. ``key`` must be in the environment variable ``KEY`` meanwhile."""
-        return SglangConfig(url=self.url, key_env=KEY, dtype="float32", **settings)
+        """Of an engine on this server."""
+        return SglangConfig(url=self.url, key_env=self.key_env, dtype="float32", **settings)
 
 
 class _Thread:
@@ -80,8 +79,9 @@ def _serve(adapter: ModelAdapter, config: SglangConfig, folder: Path, log: Path)
 
     server = thread.run(start())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(KEY, server.key)
-        yield Served(adapter, server.url, server.key)
+        name = f"RELAX_TEST_SGLANG_{server.port}"
+        patch.setenv(name, server.key)
+        yield Served(adapter, server.url, name)
     thread.run(server.stop())
     thread.loop.call_soon_threadsafe(thread.loop.stop)
 

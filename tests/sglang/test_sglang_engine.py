@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,18 +34,20 @@ def serving(served: Any, test: Callable[[SglangEngine], Awaitable[None]], **sett
 
 @pytest.mark.parametrize("interrupt", ["in_place", "retract"])
 def test_it_keeps_the_promises_of_an_engine_with_a_qwen3(dense: Any, interrupt: Any) -> None:
-    check_engine(lambda setup: SglangEngine(dense.config(interrupt=interrupt), setup), adapter=dense.adapter)
+    check_engine(
+        lambda setup: SglangEngine(dense.config(interrupt=interrupt), setup), adapter=dense.adapter, limit_s=120
+    )
 
 
 def test_it_keeps_the_promises_of_an_engine_with_a_qwen3_moe(moe: Any) -> None:
-    check_engine(lambda setup: SglangEngine(moe.config(), setup), adapter=moe.adapter)
+    check_engine(lambda setup: SglangEngine(moe.config(), setup), adapter=moe.adapter, limit_s=120)
 
 
 def test_requests_with_biases_of_their_own_share_a_batch(dense: Any) -> None:
     """The launcher's repair makes the biases of a batch at once: each request must get its own, and none where none."""
 
     async def main() -> list[Any]:
-        client = Client(dense.url, dense.key)
+        client = Client(dense.url, os.environ[dense.key_env])
         try:
             return await asyncio.gather(*(client.generate(_body(bias)) for bias in biases))
         finally:
@@ -105,8 +108,10 @@ def test_the_experts_of_every_token_come_back(moe: Any) -> None:
 
 
 def test_a_server_without_what_the_settings_need_is_refused(dense: Any) -> None:
-    with pytest.raises(EngineError, match="was started without --enable-return-routed-experts: add it"):
-        serving(dense, lambda engine: asyncio.sleep(0), routed_experts=True, model=None)
+    with pytest.raises(EngineError, match="was started without --enable-deterministic-inference: add it"):
+        serving(dense, lambda engine: asyncio.sleep(0), deterministic=True)
+    with pytest.raises(EngineError, match="a qwen3 model has no experts; leave it out"):
+        serving(dense, lambda engine: asyncio.sleep(0), routed_experts=True)
 
 
 def test_the_servers_words_are_in_the_error(dense: Any) -> None:

@@ -41,7 +41,6 @@ class KillServer(Callback):
     """SIGKILL to SGLang's main process, once, at the first group of a step."""
 
     def __init__(self, step: int) -> None:
-        super().__init__(None)
         self.step, self.now, self.killed = step, 0, False
 
     def on_step_start(self, run: Any, event: Any) -> None:

@@ -28,7 +28,6 @@ from relax_core.router import Router
 from relax_core.run import Run
 from relax_core.runtime import LocalRuntime, engine_setup
 from relax_core.system import System
-from relax_core.testing import wrong_engines
 from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.testing.runs import TEXT_RUN, metrics, run_file, train
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
@@ -37,17 +36,18 @@ from relax_core.torch.engine import TorchEngine
 from relax_core.turns import Turns
 from relax_core.types import Encoded, Stop, Version
 from relax_core.weights import WeightUpdate
+from tests.unit import wrong_engines
 
 pytestmark = pytest.mark.timeout(60)
 
 PLUGIN = """
 from relax_core.interfaces import Component
-from relax_core.testing import wrong_engines
+from tests.unit import wrong_engines
 from relax_core.torch.config import EngineConfig
 
 def relax_engines():
     return {
-        name.lower(): Component(f"relax_core.testing.wrong_engines:{name}", EngineConfig)
+        name.lower(): Component(f"tests.unit.wrong_engines:{name}", EngineConfig)
         for name, kind in vars(wrong_engines).items()
         if isinstance(kind, type) and issubclass(kind, wrong_engines.TorchEngine)
     }

@@ -1,6 +1,6 @@
 """A server as a child process: started, watched, and ended with everything that it started itself.
 
-A guard (``guard.py``) leads its process group and kills the group when the server ends, when told to, and when this
+A guard (``processes/guard.py``) starts it, and kills all of it when the server ends, when told to, and when this
 process is gone. What the server prints goes to a log file, whose end is part of the error when it does not start or
 dies. The key is given in a file that only this user can read.
 """
@@ -27,7 +27,7 @@ from relax_plugin_sglang.client import Client
 if TYPE_CHECKING:
     from relax_plugin_sglang.config import SglangConfig
 
-_GUARD, _SERVE = (Path(__file__).with_name(name) for name in ("guard.py", "serve.py"))
+_GUARD, _SERVE = (Path(__file__).parent / "processes" / name for name in ("guard.py", "serve.py"))
 _POLL_S = 0.25
 """Between two questions whether a starting server is ready."""
 _GRACE_S = 15.0

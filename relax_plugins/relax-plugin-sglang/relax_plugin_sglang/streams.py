@@ -48,17 +48,23 @@ class Connections:
 
     async def ask(self, method: str, path: str, content: bytes | None, seconds: float | None) -> Response:
         """Raises Broken, and TimeoutError when no whole answer came within ``seconds``."""
-        writer: asyncio.StreamWriter | None = None
+        request = self._head(method, path, content) + (content or b"")
         try:
             async with asyncio.timeout(seconds):
-                reader, writer = self._kept() or await self._connected()
-                writer.write(self._head(method, path, content) + (content or b""))
-                response, again = await _response(reader)
+                if (kept := self._kept()) is not None:
+                    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                        return await self._exchange(*kept, request)
+                    # The server closed it just as we used it.
+                return await self._exchange(*await self._connected(), request)
+        except TimeoutError:
+            raise
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
-            _close(writer)
-            if isinstance(error, TimeoutError):
-                raise
             raise Broken(f"{type(error).__name__} {error}".rstrip()) from error
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Response:
+        try:
+            writer.write(request)
+            response, again = await _response(reader)
         except BaseException:
             _close(writer)  # an answer may still come
             raise
@@ -125,7 +131,6 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         pass
 
 
-def _close(writer: asyncio.StreamWriter | None) -> None:
-    if writer is not None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            writer.close()
+def _close(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        writer.close()

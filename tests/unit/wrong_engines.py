@@ -74,6 +74,16 @@ class StaleLater(TorchEngine):
             await super().load_weights(update, interrupt)
 
 
+class ForgetsBase(TorchEngine):
+    """Takes of the weights only those that move."""
+
+    async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None:
+        moving = {info.name for info in update.moving}
+        decoder_of(self).swap(
+            update.manifest.version, [(n, t) for n, t in update.tensors() if n in moving], update.frozen
+        )
+
+
 class StuckVersion(TorchEngine):
     """Its weights move; the version that it says does not."""
 
@@ -210,6 +220,14 @@ class WrongGauge(TorchEngine):
 
     async def health(self) -> Mapping[str, float]:
         return {**await super().health(), "version": 0.0}
+
+
+class NoGauges(TorchEngine):
+    """Says nothing of its work."""
+
+    async def health(self) -> Mapping[str, float]:
+        await super().health()
+        return {}
 
 
 class QuietEnd(TorchEngine):
