@@ -42,13 +42,15 @@ class KillServer(Callback):
 
     def __init__(self, step: int) -> None:
         self.step, self.now, self.killed = step, 0, False
+        self.others = set(psutil.Process().children(recursive=True))
+        """Servers of other tests."""
 
     def on_step_start(self, run: Any, event: Any) -> None:
         self.now = event.step
 
     def on_group_start(self, run: Any, event: Any) -> None:
         if self.now == self.step and not self.killed:
-            children = psutil.Process().children(recursive=True)
+            children = set(psutil.Process().children(recursive=True)) - self.others
             (server,) = [p for p in children if any("serve.py" in word for word in p.cmdline()[:3])]
             os.kill(server.pid, signal.SIGKILL)
             self.killed = True

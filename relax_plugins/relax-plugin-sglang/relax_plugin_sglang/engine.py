@@ -136,8 +136,8 @@ class SglangEngine(Engine):
                 raise EngineError(
                     f"engine sglang: the server ended {request.id} after {len(done.ids)} tokens by itself"
                 )
-            if answer.stop is not None and (answer.stop is not Stop.ABORT or done.ids):
-                break  # what was aborted before its first token has only waited, and waits again
+            if answer.stop is not None:
+                break
         self._requests += 1
         self._tokens += len(done.ids)
         return done.completion(answer)
