@@ -73,7 +73,7 @@ def test_a_colocated_critic_takes_turns(cluster: str, tmp_path: Path, monkeypatc
     expected = metrics(train(run_file(tmp_path / "local", steps=3, **PPO)))
     found = metrics(train(run_file(tmp_path / "shared", steps=3, **PPO | {"plugins": ["ray"], "runtime": runtime})))
     assert len(found) == len(expected) == 3
-    assert [(rank["sleeps"], rank["wakes"]) for rank in counted] == [(4, 3)] * 3  # asleep at first
+    assert [(rank["sleeps"], rank["wakes"]) for rank in counted] == [(6, 5)] * 3  # asleep at first; probe, steps
     for ours, theirs in zip(found, expected, strict=True):
         for name in ("train/loss", "train/critic_loss", "train/value_loss", "train/value", "reward"):
             assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
