@@ -83,6 +83,7 @@ async def rounds(a: argparse.Namespace, kind: str) -> list[dict[str, float]]:
             one["to the engine s"] = sum(one[name] for name in to_engine)
             one["to the trainer s"] = one["engine sleeps s"] + one["trainer wakes s"]
             found.append(one)
+            print(kind, {name: round(value, 4) for name, value in one.items()}, flush=True)  # should it be stopped
     finally:
         await engine.stop()
         transport.close()
