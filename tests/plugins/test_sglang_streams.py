@@ -134,3 +134,19 @@ def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
             await asyncio.sleep(0.05)  # the end of it arrives
 
     assert asked(answers(PLAIN), work) == 3
+
+
+def test_who_waits_when_all_are_closed_gets_an_error_at_once() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PLAIN)
+        await reader.read()
+
+    async def work(connections: Connections) -> None:
+        await connections.ask("GET", "/x", None, 5)
+        waiting = asyncio.gather(*(connections.ask("GET", "/x", None, 60) for _ in range(1)), return_exceptions=True)
+        await asyncio.sleep(0.1)
+        connections.close()
+        assert [type(result) for result in await asyncio.wait_for(waiting, 2)] == [Broken]
+
+    asked(silent, work)

@@ -36,12 +36,15 @@ def serving(served: Any, test: Callable[[SglangEngine], Awaitable[None]], **sett
 @pytest.mark.parametrize("interrupt", ["in_place", "retract"])
 def test_it_keeps_the_promises_of_an_engine_with_a_qwen3(dense: Any, interrupt: Any) -> None:
     check_engine(
-        lambda setup: SglangEngine(dense.config(interrupt=interrupt), setup), adapter=dense.adapter, limit_s=120
+        lambda setup: SglangEngine(dense.config(interrupt=interrupt), setup),
+        adapter=dense.adapter,
+        limit_s=120,
+        long=1024,
     )
 
 
 def test_it_keeps_the_promises_of_an_engine_with_a_qwen3_moe(moe: Any) -> None:
-    check_engine(lambda setup: SglangEngine(moe.config(), setup), adapter=moe.adapter, limit_s=120)
+    check_engine(lambda setup: SglangEngine(moe.config(), setup), adapter=moe.adapter, limit_s=120, long=1024)
 
 
 def test_requests_with_biases_of_their_own_share_a_batch(dense: Any) -> None:

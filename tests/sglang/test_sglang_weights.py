@@ -30,7 +30,7 @@ from relax_plugin_sglang.weights_group import GroupSender
 
 Named = list[tuple[str, torch.Tensor]]
 IDS = [4, 9, 17, 8, 23, 11, 30, 6, 12, 25]
-WAYS: dict[str, type[Sender]] = {"ipc": IpcSender, "group": GroupSender, "files": FilesSender}
+WAYS: list[Callable[..., Sender]] = [IpcSender, GroupSender, FilesSender, GroupSender]
 
 
 def received(model: torch.nn.Module) -> Named:
@@ -59,7 +59,8 @@ def changed(folder: Path, seed: int) -> torch.nn.Module:
 def expected(model: Any) -> torch.Tensor:
     with torch.no_grad():
         logprobs = model(torch.tensor([IDS])).logits[0].log_softmax(-1)
-    return logprobs[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])]
+    chosen: torch.Tensor = logprobs[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])]
+    return chosen
 
 
 async def served(client: Client) -> torch.Tensor:
@@ -93,7 +94,7 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bos_token_id=None,
     )
     with hf.seeded(0):
-        hf.save_pretrained(LlamaForCausalLM(config).to(torch.float32), tokenizer, folder)
+        hf.save_pretrained(LlamaForCausalLM(config), tokenizer, folder)
     return folder
 
 
@@ -120,7 +121,7 @@ def test_each_way_brings_all_weights_into_the_server(python: Path, folder: Path,
     async def main() -> None:
         checkpoint = Checkpoint.of(folder)
         async with started(python, folder, tmp_path / "log") as (_, client):
-            for seed, kind in enumerate([*WAYS.values(), GroupSender], 1):
+            for seed, kind in enumerate(WAYS, 1):
                 readback = Readback(client, 5)
                 sender = kind(client, checkpoint, readback)
                 model = changed(folder, seed)

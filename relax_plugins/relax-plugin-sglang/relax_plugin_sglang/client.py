@@ -16,7 +16,7 @@ _SHOWN = 600
 def _fastest() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     """(dumps, loads): of orjson where it is installed."""
     try:
-        import orjson
+        import orjson  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return (lambda value: json.dumps(value, separators=(",", ":")).encode()), json.loads
     return orjson.dumps, orjson.loads

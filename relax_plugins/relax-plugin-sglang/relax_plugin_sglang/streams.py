@@ -64,10 +64,11 @@ class Connections:
             raise Broken(f"{type(error).__name__} {error}".rstrip()) from error
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Response:
+        if self._closed:
+            _close(writer)
+            raise EOFError("we have closed our connections")
         self._busy.add(writer)
         try:
-            if self._closed:
-                raise ConnectionAbortedError("closed on this side")
             writer.write(request)
             response, again = await _response(reader)
         except BaseException:
@@ -109,12 +110,12 @@ class Connections:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def close(self) -> None:
-        """For good: whoever waits for an answer gets Broken."""
+        """Whoever waits for an answer gets Broken."""
         self._closed = True
         while self._idle:
             _close(self._idle.pop()[2])
-        for writer in list(self._busy):
-            _close(writer)
+        for writer in self._busy:
+            writer.transport.abort()
 
 
 async def _response(reader: asyncio.StreamReader) -> tuple[Response, bool]:
