@@ -79,7 +79,7 @@ class BroadcastTransport(Transport):
 
     def close(self) -> None:
         if self._group is not None:
-            self._group.leave()
+            self._group.close()
         self.wait()
         if self._server is not None:
             self._server.close()
@@ -208,4 +208,4 @@ class Place:
     def close(self) -> None:
         self._life.close()
         if self._group is not None:
-            self._group.leave()
+            self._group.close()

@@ -21,6 +21,9 @@ _CONNECTIONS = 2
 """Of gloo from the publisher to a member; buckets take them in turn. Each has a thread of its own on both sides: one
 copies while the other waits."""
 
+_END_S = 3.0
+"""How long ``close`` waits."""
+
 
 class Group:
     """One generation. It is made by the first broadcast or receive, when all of its members come.
@@ -34,6 +37,7 @@ class Group:
         self._backend, self._timeout_s = backend, timeout_s
         self._group: Any = None
         self._lock = threading.Lock()
+        self._ending: threading.Thread | None = None
 
     def broadcast(self, buffer: Tensor, bucket: int) -> None:
         """The publisher's side. Publications of one group follow each other."""
@@ -51,7 +55,14 @@ class Group:
         group, self._group = self._group, None
         if group is not None:
             # Its threads may hang on a dead member until they time out: nobody waits for that.
-            threading.Thread(target=_abort, args=(group,), name="weights group end", daemon=True).start()
+            self._ending = threading.Thread(target=_abort, args=(group,), name="weights group end", daemon=True)
+            self._ending.start()
+
+    def close(self) -> None:
+        """Leave it, and wait a little until it has ended: a process that exits in the middle of that is aborted."""
+        self.leave()
+        if self._ending is not None:
+            self._ending.join(_END_S)
 
     def _buckets(self, buffer: Tensor, bucket: int) -> Iterator[int]:
         waiting: deque[tuple[Work, int]] = deque()
