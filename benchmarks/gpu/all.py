@@ -26,7 +26,7 @@ WAVES: dict[int, list[list[list[Part]]]] = {
         [
             [
                 ("rollout", 240, "rollout --rounds 3"),
-                ("handover", 130, "handover --rounds 3"),
+                ("handover", 200, "handover --rounds 2"),
                 ("colocate", 200, "train --placement colocate --steps 5"),
                 ("weights-one", 150, "weights --gpus 1"),
             ]
@@ -35,7 +35,7 @@ WAVES: dict[int, list[list[list[Part]]]] = {
     2: [
         [
             [("rollout", 220, "rollout --rounds 3"), ("weights-one", 100, "weights --gpus 1 --shapes qwen3-0.6b")],
-            [("handover", 130, "handover --rounds 3"), ("colocate", 200, "train --placement colocate --steps 5")],
+            [("handover", 200, "handover --rounds 2"), ("colocate", 200, "train --placement colocate --steps 5")],
         ],
         [[("weights", 170, "weights --repeats 6")]],
         [[("separate", 200, "train --placement separate --steps 10")]],

@@ -51,7 +51,7 @@ async def rounds(a: argparse.Namespace, kind: str) -> list[dict[str, float]]:
     from relax_core.transports import CopyTransport
     from relax_core.types import Version
 
-    memory = {"memory_saver": True} if kind == "sglang" and a.device != "cpu" else {}
+    memory: dict[str, Any] = {"memory_saver": True} if kind == "sglang" and a.device != "cpu" else {}
     run, adapter, engine = work.opened(
         work.run_file(a, a.shape, work.engine(a, kind=kind, **memory), name=f"handover-{kind}")
     )
@@ -83,6 +83,7 @@ async def rounds(a: argparse.Namespace, kind: str) -> list[dict[str, float]]:
             one["to the engine s"] = sum(one[name] for name in to_engine)
             one["to the trainer s"] = one["engine sleeps s"] + one["trainer wakes s"]
             found.append(one)
+            print(kind, {name: round(value, 4) for name, value in one.items()}, flush=True)  # should it be stopped
     finally:
         await engine.stop()
         transport.close()

@@ -74,7 +74,8 @@ def random_model(shape: str, device: str = "cpu", seed: int = 0, std: float = 0.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def write(folder: Path, shape: str, device: str = "cpu", seed: int = 0, std: float = 0.02) -> Path:

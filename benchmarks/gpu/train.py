@@ -19,6 +19,9 @@ from typing import Any
 
 from benchmarks.gpu import work
 
+MISMATCH = ("train/mismatch/abs", "train/mismatch/k3")
+"""Of the engine's log-probs and the trainer's."""
+
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     p = work.parser(__doc__)
@@ -82,7 +85,7 @@ def trained(a: argparse.Namespace) -> None:
         {"what": "tokens/s", "value": work.median([s["time/tokens_per_s"] for s in counted])},
     ]
     rows += [{"what": f"trained tokens of lag {lag}", "value": n} for lag, n in _lags(summary).items()]
-    for name in sorted({name for s in counted for name in s if name.startswith("train/mismatch/")}):
+    for name in MISMATCH:
         if values := [s[name] for s in counted if s.get(name) is not None]:
             rows.append({"what": name, "value": work.median(values)})
     print(json.dumps([round(s["time/step"], 2) for s in steps]), flush=True)

@@ -98,7 +98,8 @@ async def _serve(connection: Any, file: Any, device: str, size: int) -> None:
     torch.set_num_threads(1)
     _, _, engine = work.opened(file)
     receiver = Receiver(group=True, device=device)
-    flat, group = torch.zeros(size, dtype=torch.uint8, device=device), None
+    flat = torch.zeros(size, dtype=torch.uint8, device=device)
+    group: Any = None
     while (message := await asyncio.to_thread(connection.recv)) is not None:
         began = time.perf_counter()
         try:
@@ -205,7 +206,7 @@ def two(a: argparse.Namespace, shape: str) -> tuple[dict[str, Any], list[dict[st
 
 
 def turns(repeats: int, ways: dict[str, Callable[[], dict[str, float]]]) -> list[dict[str, Any]]:
-    found = []
+    found: list[dict[str, Any]] = []
     for number in range(WARM + repeats):
         for way, once in ways.items():
             found.append({"way": way, "turn": number - WARM, **once()})

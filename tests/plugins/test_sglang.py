@@ -14,11 +14,13 @@ import pytest
 from pydantic import ValidationError
 
 from relax_core.errors import EngineError
+from relax_core.setup import EngineSetup
 from relax_core.testing.engines import request
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.types import Stop
 from relax_plugin_sglang.arguments import server_arguments, server_environment
 from relax_plugin_sglang.config import SglangConfig
+from relax_plugin_sglang.engine import SglangEngine
 from relax_plugin_sglang.folder import model_folder, routing
 from relax_plugin_sglang.gate import Gate
 from relax_plugin_sglang.gauges import gauges
@@ -76,7 +78,7 @@ def test_a_command_line() -> None:
         "--enable-return-routed-experts ",
         "--tp-size 2 ",
         "--disable-radix-cache ",
-        "--sampling-backend x ",
+        "--sampling-backend flashinfer ",
         "--cuda-graph-bs 1 8 ",
     ):
         assert f" {part}" in line, part
@@ -109,6 +111,12 @@ def test_the_model_folder(tmp_path: Path) -> None:
         model_folder(SglangConfig(python=Path("p"), model=tmp_path / "nothing"), adapter, tmp_path / "x")
     with pytest.raises(EngineError, match="a qwen3 model has no experts; leave it out"):
         routing(tmp_path)
+
+
+def test_a_model_that_reads_pictures_is_refused() -> None:
+    engine = SglangEngine(SglangConfig(python=Path("python")), EngineSetup(tiny_adapter(images=True), 0, False))
+    with pytest.raises(EngineError, match=r"engine\.id: sglang reads text only, and the model reads image too"):
+        asyncio.run(engine.start())
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------

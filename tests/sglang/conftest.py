@@ -100,33 +100,32 @@ def dense(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest.fixture(scope="session")
 def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3-MoE: two layers, two of four experts for each token."""
-    import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     from relax_core.models import hf
 
     folder = tmp_path_factory.mktemp("qwen3-moe")
     tokenizer = word_tokenizer([f"w{i:02d}" for i in range(29)])
-    config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=96,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.2,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
     with hf.seeded(0):
-        hf.save_pretrained(Qwen3MoeForCausalLM(config).to(torch.float32), tokenizer, folder)
+        hf.save_pretrained(Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)), tokenizer, folder)
     return folder
 
 

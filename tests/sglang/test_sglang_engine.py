@@ -15,6 +15,7 @@ from relax_core.setup import EngineSetup
 from relax_core.testing import check_engine
 from relax_core.testing.engines import request
 from relax_core.torch.plain import full_logprobs
+from relax_core.transports import SharedTransport
 from relax_core.types import Stop, Version
 from relax_plugin_sglang.client import Client
 from relax_plugin_sglang.engine import SglangEngine
@@ -35,12 +36,15 @@ def serving(served: Any, test: Callable[[SglangEngine], Awaitable[None]], **sett
 @pytest.mark.parametrize("interrupt", ["in_place", "retract"])
 def test_it_keeps_the_promises_of_an_engine_with_a_qwen3(dense: Any, interrupt: Any) -> None:
     check_engine(
-        lambda setup: SglangEngine(dense.config(interrupt=interrupt), setup), adapter=dense.adapter, limit_s=120
+        lambda setup: SglangEngine(dense.config(interrupt=interrupt), setup),
+        adapter=dense.adapter,
+        limit_s=120,
+        long=1024,
     )
 
 
 def test_it_keeps_the_promises_of_an_engine_with_a_qwen3_moe(moe: Any) -> None:
-    check_engine(lambda setup: SglangEngine(moe.config(), setup), adapter=moe.adapter, limit_s=120)
+    check_engine(lambda setup: SglangEngine(moe.config(), setup), adapter=moe.adapter, limit_s=120, long=1024)
 
 
 def test_requests_with_biases_of_their_own_share_a_batch(dense: Any) -> None:
@@ -143,6 +147,36 @@ def test_the_servers_metrics_are_among_the_gauges(dense: Any) -> None:
         key = "server/num_requests_total"
         assert after[key] >= before[key] + 1 and after["server/max_total_num_tokens"] == 16384
         assert (after["running"], after["waiting"], after["requests"]) == (0, 0, 1)
+
+    serving(dense, test)
+
+
+def test_asleep_it_gives_up_its_weights_and_serves_when_it_has_new_ones(dense: Any) -> None:
+    async def test(engine: SglangEngine) -> None:
+        # The server's routes are the same without the memory saver, which needs a GPU; a server elsewhere is not asked.
+        engine.config = engine.config.model_copy(update={"memory_saver": True})
+        running = [asyncio.create_task(engine.generate(request(f"s-{i}", [4, i + 5], 1900))) for i in range(8)]
+        while (await engine.health())["running"] < 8:
+            await asyncio.sleep(0.01)
+        await engine.sleep()
+        back = await asyncio.gather(*running)
+        assert {reply.stop for reply in back} <= {Stop.ABORT, Stop.EOS}
+        late = asyncio.create_task(engine.generate(request("late", [4, 5, 6], 8)))
+        await engine.wake()
+        await asyncio.sleep(0.3)
+        assert not late.done(), "a request was answered before there were weights"
+        model = dense.adapter.load("cpu", torch.float32)
+        transport = SharedTransport(SharedTransport.Config())
+        named = [(name, parameter.detach() * 1.5) for name, parameter in model.named_parameters()]
+        await engine.load_weights(transport.publish(Version(0, 3), named))
+        reply = await late
+        transport.close()
+        with torch.no_grad():
+            for (_, parameter), (_, new) in zip(model.named_parameters(), named, strict=True):
+                parameter.copy_(new)
+        wanted = full_logprobs(dense.adapter, model, request("", [4, 5, 6]).prompt, reply.ids)
+        assert max(abs(a - b) for a, b in zip(wanted, reply.logprobs, strict=True)) < 1e-3
+        assert set(reply.versions) == {Version(0, 3)}
 
     serving(dense, test)
 

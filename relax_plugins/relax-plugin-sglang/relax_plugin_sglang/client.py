@@ -16,7 +16,7 @@ _SHOWN = 600
 def _fastest() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     """(dumps, loads): of orjson where it is installed."""
     try:
-        import orjson
+        import orjson  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return (lambda value: json.dumps(value, separators=(",", ":")).encode()), json.loads
     return orjson.dumps, orjson.loads
@@ -33,11 +33,12 @@ class Client:
         self.request_s, self.control_s = request_s, control_s
         self._dumps, self._loads = _fastest()
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        self._connections = Connections(url, headers)
+        self._requests, self._control = Connections(url, headers), Connections(url, headers)
 
     async def generate(self, body: Mapping[str, Any]) -> Any:
         """POST /generate: an object, or a list of them for a batch. Raises EngineError as ``post`` does."""
-        return self._read("/generate", await self._asked("POST", "/generate", body, self.request_s))
+        answer = await self._asked("POST", "/generate", body, self.request_s, self._requests)
+        return self._read("/generate", answer)
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """What the server answers, from JSON; None where it says nothing.
@@ -57,7 +58,7 @@ class Client:
     async def answers(self, path: str, seconds: float = 30.0) -> bool:
         """Whether the server answers to GET with a success, within ``seconds``."""
         try:
-            return (await self._connections.ask("GET", path, None, seconds)).good
+            return (await self._control.ask("GET", path, None, seconds)).good
         except (Broken, TimeoutError):
             return False
 
@@ -67,10 +68,12 @@ class Client:
         except ValueError:
             raise EngineError(f"engine sglang: {path} answered with no JSON: {response.body[:_SHOWN]!r}") from None
 
-    async def _asked(self, method: str, path: str, body: Any, seconds: float | None) -> Response:
+    async def _asked(
+        self, method: str, path: str, body: Any, seconds: float | None, by: Connections | None = None
+    ) -> Response:
         content = None if body is None else self._dumps(body)
         try:
-            response = await self._connections.ask(method, path, content, seconds)
+            response = await (by or self._control).ask(method, path, content, seconds)
         except (Broken, TimeoutError) as error:
             what = (
                 f"no answer from {self.url}: {error}"
@@ -83,8 +86,13 @@ class Client:
             raise EngineError(f"engine sglang: {path}: status {response.status}; the server says: {said}")
         return response
 
+    def cut(self) -> None:
+        """Requests for tokens get ServerUnreachable, now and later; all else may still be asked."""
+        self._requests.close()
+
     async def close(self) -> None:
-        self._connections.close()
+        self._requests.close()
+        self._control.close()
 
 
 class ServerUnreachable(EngineError):

@@ -69,6 +69,11 @@ class SglangEngine(Engine):
 
     async def start(self) -> None:
         """Start a server with the model's initial weights. Raises EngineError, with its last words, if it does not."""
+        if kinds := sorted(self.setup.adapter.kinds):
+            raise EngineError(
+                f"engine.id: sglang reads text only, and the model reads {', '.join(kinds)} too; use torch, or a model "
+                "of text"
+            )
         await self.stop()
         self.version, self._hollow = _FIRST, False
         self._life = life = await Life.begin(self.config, self.setup)
@@ -117,8 +122,6 @@ class SglangEngine(Engine):
 
     async def generate(self, request: Request) -> Completion:
         """Sample one turn. Raises EngineError for what the server refuses, and when it is gone."""
-        if request.prompt.media:
-            raise EngineError("engine sglang: it reads text only, and the prompt holds media; use engine.id torch")
         done = _Drawn()
         while True:
             life = self._alive()
@@ -133,8 +136,8 @@ class SglangEngine(Engine):
                 raise EngineError(
                     f"engine sglang: the server ended {request.id} after {len(done.ids)} tokens by itself"
                 )
-            if answer.stop is not None and (answer.stop is not Stop.ABORT or done.ids):
-                break  # what was aborted before its first token has only waited, and waits again
+            if answer.stop is not None:
+                break
         self._requests += 1
         self._tokens += len(done.ids)
         return done.completion(answer)

@@ -81,6 +81,7 @@ class Life:
         else:
             self.client = self._client(config.url, _key(config))
             await self._find()
+            self._ends.push_async_callback(self._leave)
         self.sender = sender(config, self.client, folder, device)
         self._ends.push_async_callback(self.sender.close)
         self.wire = Wire.of(adapter, self.setup.seed if config.deterministic else None, experts)
@@ -89,6 +90,7 @@ class Life:
         config = self.config
         client = Client(url, key, config.request_s, config.control_s)
         self._ends.push_async_callback(client.close)
+        self.ended.add_done_callback(lambda _: client.cut())
         return client
 
     async def _find(self) -> None:
@@ -114,8 +116,16 @@ class Life:
         if lacking:
             flags = " ".join(f"--{name.replace('_', '-')}" for name in lacking)
             raise EngineError(f"engine.url: the server at {self.config.url} was started without {flags}: add it")
+        for route, body in (("/abort_request", {"abort_all": True}), ("/continue_generation", {})):
+            await self.client.post(route, body)  # whatever a killed run left there
         path = (await self.client.get("/model_info"))["model_path"]
         await self.client.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
+
+    async def _leave(self) -> None:
+        """A server elsewhere goes on, but not with what nobody waits for."""
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                await self.client.post("/abort_request", {"abort_all": True})
 
     async def end(self, reason: str) -> None:
         """Nobody gets an answer any more. Safe to call twice."""

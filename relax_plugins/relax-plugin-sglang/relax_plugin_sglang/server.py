@@ -40,7 +40,7 @@ class Server:
 
     def __init__(self, config: SglangConfig, model: Path, device: str, log: Path) -> None:
         self.config, self.model, self.device, self.log = config, model, device, log
-        self.key = secrets.token_urlsafe(24)
+        self.key = secrets.token_hex(24)  # one that begins with "-" would be read as an argument
         self.port = config.port or _free_port(config.host)
         self.url = f"http://{'127.0.0.1' if config.host == '0.0.0.0' else config.host}:{self.port}"
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()

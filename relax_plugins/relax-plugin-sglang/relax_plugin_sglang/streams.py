@@ -45,6 +45,8 @@ class Connections:
     url: str
     headers: dict[str, str]
     _idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+    _busy: set[asyncio.StreamWriter] = field(default_factory=set)
+    _closed: bool = False
 
     async def ask(self, method: str, path: str, content: bytes | None, seconds: float | None) -> Response:
         """Raises Broken, and TimeoutError when no whole answer came within ``seconds``."""
@@ -62,12 +64,18 @@ class Connections:
             raise Broken(f"{type(error).__name__} {error}".rstrip()) from error
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Response:
+        if self._closed:
+            _close(writer)
+            raise EOFError("we have closed our connections")
+        self._busy.add(writer)
         try:
             writer.write(request)
             response, again = await _response(reader)
         except BaseException:
             _close(writer)  # an answer may still come
             raise
+        finally:
+            self._busy.discard(writer)
         if again:
             self._idle.append((monotonic(), reader, writer))
         else:
@@ -102,8 +110,12 @@ class Connections:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def close(self) -> None:
+        """Whoever waits for an answer gets Broken."""
+        self._closed = True
         while self._idle:
             _close(self._idle.pop()[2])
+        for writer in self._busy:
+            writer.transport.abort()
 
 
 async def _response(reader: asyncio.StreamReader) -> tuple[Response, bool]:

@@ -149,14 +149,13 @@ class IpcSender(Sender):
         for number, bucket in enumerate(buffers, 1):
             # One entry for each rank, made anew: the memory of a GPU counts its readers.
             entries = [_pickled(bucket) for _ in range(self.ranks)]
-            body = {"serialized_named_tensors": entries, "load_format": "flattened_bucket"}
-            await self._update(
-                "/update_weights_from_tensor", body | (last if number == len(buffers) else {"flush_cache": False})
-            )
+            body: dict[str, Any] = {"serialized_named_tensors": entries, "load_format": "flattened_bucket"}
+            body |= last if number == len(buffers) else {"flush_cache": False}
+            await self._update("/update_weights_from_tensor", body)
         if named[0][1].is_cuda:
             import torch
 
-            torch.cuda.ipc_collect()  # what the server has closed may be freed
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # what the server has closed may be freed
 
 
 def _buffers(named: Named) -> list[dict[str, Any]]:
@@ -201,7 +200,7 @@ def _reduced(tensor: Tensor) -> tuple[Any, ...]:
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
 
-    rebuild, about = reduce_tensor(tensor)
+    rebuild, about = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     if tensor.is_cuda:
         uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
         about = (*about[:_DEVICE], uuid, *about[_DEVICE + 1 :])
@@ -219,12 +218,12 @@ def _shared_by_name() -> Iterator[None]:
     from torch import multiprocessing
 
     with _strategy:
-        before = multiprocessing.get_sharing_strategy()
-        multiprocessing.set_sharing_strategy("file_system")
+        before = multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+        multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            multiprocessing.set_sharing_strategy(before)
+            multiprocessing.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
 
 
 class FilesSender(Sender):
@@ -242,9 +241,8 @@ class FilesSender(Sender):
         folder = Path(tempfile.mkdtemp(prefix="relax-weights-", dir=self.folder or _roomy(size)))
         try:
             await asyncio.to_thread(_written, folder / "model.safetensors", named)
-            await self._update(
-                "/update_weights_from_disk", {"model_path": str(folder), "load_format": "safetensors"} | last
-            )
+            body = {"model_path": str(folder), "load_format": "safetensors", **last}
+            await self._update("/update_weights_from_disk", body)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

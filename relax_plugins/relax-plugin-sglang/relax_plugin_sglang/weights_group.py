@@ -93,6 +93,9 @@ class GroupSender(Sender):
                     task.result()
         except BaseException as error:
             self._give_up()
+            ours.add_done_callback(
+                lambda failed: failed.cancelled() or failed.exception()
+            )  # nobody asks for it any more
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
             if isinstance(error, TimeoutError):
