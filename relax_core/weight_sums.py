@@ -181,7 +181,7 @@ def _row_and_lane_sums(words_RL: Tensor, rows_N: Sequence[int]) -> tuple[Tensor,
         from relax_core.torch.sum_kernels import summed
 
         return summed(words_RL, rows_N)
-    return words_RL.sum(1), torch.stack([some_RL.sum(0) for some_RL in words_RL.split(list(rows_N))])
+    return words_RL.sum(1), torch.stack([some_RL.sum(0) for some_RL in torch.split(words_RL, list(rows_N))])
 
 
 def _mixed(sums: Tensor) -> Tensor:

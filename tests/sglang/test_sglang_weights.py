@@ -19,7 +19,7 @@ from relax_core.models import hf
 from relax_core.models.words import word_tokenizer
 from relax_core.torch.optim import named_tensors
 from relax_core.transports.snapshot import described
-from relax_core.weights import offsets, view
+from relax_core.weights import offsets, views
 from relax_plugin_sglang.client import Client
 from relax_plugin_sglang.config import SglangConfig
 from relax_plugin_sglang.names import Checkpoint
@@ -39,10 +39,10 @@ def received(model: torch.nn.Module) -> Named:
     infos = described(named)
     starts = offsets(infos)
     buffer = torch.zeros(starts[-1], dtype=torch.uint8)
-    views = [(i.name, view(buffer, at, i.shape, i.dtype)) for i, at in zip(infos, starts, strict=False)]
-    for (_, target), (_, tensor) in zip(views, named, strict=True):
+    found = list(zip((i.name for i in infos), views(buffer, infos, starts), strict=True))
+    for (_, target), (_, tensor) in zip(found, named, strict=True):
         target.copy_(tensor)
-    return views
+    return found
 
 
 def changed(folder: Path, seed: int) -> torch.nn.Module:
