@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from relax_core.testing.engine_checks import check_engine
+if TYPE_CHECKING:
+    from relax_core.testing.engine_checks import check_engine
 
 __all__ = ["BatchResult", "algorithm_batch", "check_engine"]
 
@@ -41,3 +42,12 @@ def algorithm_batch(name: str, batch_file: Path | str | Mapping[str, Any], plugi
     from relax_core.testing import json_batch
 
     return json_batch.run(name, batch_file, plugins)
+
+
+def __getattr__(name: str) -> Any:
+    """``check_engine`` is imported when it is asked for: with it come settings, models and more."""
+    if name != "check_engine":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from relax_core.testing.engine_checks import check_engine
+
+    return check_engine
