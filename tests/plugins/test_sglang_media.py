@@ -22,6 +22,7 @@ from relax_core.testing.tiny import tiny_adapter
 from relax_core.types import user
 from relax_plugin_omni.processing import audio_chunks, audio_tokens, filled
 from relax_plugin_omni.testing import mixed_rows, tiny_omni
+from relax_plugin_sglang import media
 from relax_plugin_sglang.config import SglangConfig
 from relax_plugin_sglang.engine import SglangEngine
 from relax_plugin_sglang.folder import model_config, model_folder, routing
@@ -117,3 +118,9 @@ def test_a_row_of_text_says_nothing_of_media() -> None:
     row = adapter.encode([user(picture(), "?", sound())])
     keys = [each.key for each in adapter.tower_inputs(Segment(row.ids, row.media))]
     assert keys == [ref.key for ref in row.media]
+
+
+def test_both_sides_name_one_format() -> None:
+    """The server's side runs in another interpreter, and imports nothing of ours."""
+    server = Path(media.__file__).parent / "processes" / "relax_media" / "processor" / "features.py"
+    assert f'FORMAT = "{media.FORMAT}"' in server.read_text(encoding="utf-8")
