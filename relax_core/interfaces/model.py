@@ -33,7 +33,8 @@ class TowerInput:
     """What one tower reads of one medium, and where in a row what it makes of it goes (K places, in order).
 
     ``features`` have the names of transformers' processors: ``pixel_values`` (N patches, D values) with
-    ``image_grid_thw`` (3,), ``pixel_values_videos`` with ``video_grid_thw``, or ``input_features`` (M mel bins, S frames).
+    ``image_grid_thw`` (3,), ``pixel_values_videos`` with ``video_grid_thw``, or ``input_features`` (M mel bins, S
+    frames).
     ``key`` names their content.
     """
 
@@ -43,7 +44,7 @@ class TowerInput:
     features: Mapping[str, NDArray[Any]]
 
 
-(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Extended:
     """The past stands; ``new`` holds only the tokens between two samplings (media start at the row's start)."""
 

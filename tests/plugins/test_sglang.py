@@ -14,13 +14,11 @@ import pytest
 from pydantic import ValidationError
 
 from relax_core.errors import EngineError
-from relax_core.setup import EngineSetup
 from relax_core.testing.engines import request
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.types import Stop
 from relax_plugin_sglang.arguments import server_arguments, server_environment
 from relax_plugin_sglang.config import SglangConfig
-from relax_plugin_sglang.engine import SglangEngine
 from relax_plugin_sglang.folder import model_folder, routing
 from relax_plugin_sglang.gate import Gate
 from relax_plugin_sglang.gauges import gauges

@@ -108,8 +108,8 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
             standing = {i for i, token in enumerate(ids) if token == placeholder}
             if owned != standing:
                 raise ValueError(
-                    f"{FORMAT}: the prompt has {len(standing)} {kind.name.lower()} placeholders (id {placeholder}), and its "
-                    f"media take {len(owned)} (or stand elsewhere)"
+                    f"{FORMAT}: the prompt has {len(standing)} {kind.name.lower()} placeholders (id {placeholder}), "
+                    f"and its media take {len(owned)} (or stand elsewhere)"
                 )
 
 
