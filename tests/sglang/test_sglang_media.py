@@ -118,7 +118,12 @@ def test_what_a_medium_shows_changes_the_log_probs(omni: Any, make: Any) -> None
 def test_later_turns_bring_media_of_their_own(omni: Any) -> None:
     async def test(engine: SglangEngine) -> None:
         chat = Chat(engine, omni.adapter, Sampling(max_new_tokens=5), Seat(0, "task", 0, 0, (0,)))
-        for new in (["what colour ?", picture(seed=3)], [sound(seed=4), "?"], ["which way ?", film(seed=5)]):
+        turns: list[list[Any]] = [
+            ["what colour ?", picture(seed=3)],
+            [sound(seed=4), "?"],
+            ["which way ?", film(seed=5)],
+        ]
+        for new in turns:
             await chat(user(*new))
         chat.close()
         (sample,) = chat.samples

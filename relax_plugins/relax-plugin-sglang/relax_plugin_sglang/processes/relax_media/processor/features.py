@@ -38,8 +38,8 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
     def __init__(self, hf_config: Any, server_args: Any, _processor: Any, *args: Any, **kwargs: Any) -> None:
         thinker = hf_config.thinker_config
         super().__init__(thinker, server_args, _processor, *args, **kwargs)
-        self.merged = thinker.vision_config.spatial_merge_size**2
-        self.chunk = 2 * thinker.audio_config.n_window
+        self.merged: int = thinker.vision_config.spatial_merge_size**2
+        self.chunk: int = 2 * thinker.audio_config.n_window
         self.placeholders = {
             Modality.IMAGE: thinker.image_token_id,
             Modality.VIDEO: thinker.video_token_id,
@@ -93,7 +93,7 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
     def _tokens(self, item: MultimodalDataItem) -> int:
         """How many the towers make."""
         if item.modality is Modality.AUDIO:
-            whole, rest = divmod(item.feature.shape[-1], self.chunk)
+            whole, rest = divmod(len(item.feature[0]), self.chunk)
             return whole * _halved(self.chunk) + _halved(rest)
         name = _FEATURES[item.modality][1]
         patches = int(item.model_specific_data[name].prod())
