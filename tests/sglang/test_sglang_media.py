@@ -69,7 +69,7 @@ def test_replies_to_every_medium_have_the_log_probs_of_the_model_in_memory(omni:
     async def test(engine: SglangEngine) -> None:
         rows = mixed_rows(omni.adapter)
         model = omni.adapter.load("cpu", torch.float32)
-        short = [omni.adapter.encode([user(sound(5000, seed=9), "?")])]  # by itself no longer clip fills it up
+        short = [omni.adapter.encode([user(sound(8000, seed=9), "?")])]  # by itself no longer clip fills it up
         assert max(await differences(engine, model, short, "short")) < 1e-3
         found = await differences(engine, model, rows, "first")
         assert max(found) < 1e-3, found
