@@ -8,7 +8,7 @@ from relax_core.interfaces.algorithm import About, Algorithm, Batch, Loss, Membe
 from relax_core.interfaces.authoring import Environment, Modality, Reward, RewardValue
 from relax_core.interfaces.component import Columns, Component, ComponentConfig, Configurable, Interrupt
 from relax_core.interfaces.engine import Completion, Engine, Request
-from relax_core.interfaces.model import Extended, ModelAdapter, Rewritten, Segment
+from relax_core.interfaces.model import Extended, ModelAdapter, Rewritten, Segment, TowerInput
 from relax_core.interfaces.stage import Stage
 from relax_core.interfaces.trainer import TRAINER_COLUMNS, VALUES, Cut, StepResult, Trainer, Transport
 
@@ -43,6 +43,7 @@ __all__ = [
     "Stage",
     "StepResult",
     "Streaming",
+    "TowerInput",
     "Trainer",
     "Transport",
 ]

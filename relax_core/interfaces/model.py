@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,22 @@ class Segment:
     ids: Sequence[int]
     media: Sequence[MediaRef] = ()
     positions: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TowerInput:
+    """What one tower reads of one medium, and where in a row what it makes of it goes (K places, in order).
+
+    ``features`` have the names of transformers' processors: ``pixel_values`` (N patches, D values) with
+    ``image_grid_thw`` (3,), ``pixel_values_videos`` with ``video_grid_thw``, or ``input_features`` (M mel bins, S
+    frames).
+    ``key`` names their content.
+    """
+
+    kind: MediaKind
+    key: str
+    places_K: NDArray[np.int64]
+    features: Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,13 @@ class ModelAdapter(Configurable, ABC):
 
         The caller adds attention mask and cache.
         """
+
+    def tower_inputs(self, row: Segment) -> Sequence[TowerInput]:
+        """The media of a whole row as ``forward_inputs`` reads them, for engines that compute the model by themselves.
+
+        Models that read media may leave it out; then only engines that call ``forward_inputs`` serve them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} hands over no media: it has no tower_inputs")
 
     @abstractmethod
     def load(self, device: str, dtype: torch.dtype) -> torch.nn.Module:

@@ -26,7 +26,8 @@ def logprob_table(
     row = Segment([*prompt.ids, *ids], prompt.media, advanced(prompt.positions, len(ids)))
     with torch.no_grad():
         device = next(model.parameters()).device
-        inputs = {k: v.to(device) for k, v in adapter.forward_inputs([row], len(row.ids)).items()}
+        inputs = adapter.forward_inputs([row], len(row.ids))
+        inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
         # The mask keeps transformers from taking positions that stand still for borders of packed rows.
         whole = torch.ones(1, len(row.ids), dtype=torch.long, device=device)
         hidden_TH = adapter.backbone(model, **inputs, attention_mask=whole, use_cache=False)[0]

@@ -14,13 +14,11 @@ import pytest
 from pydantic import ValidationError
 
 from relax_core.errors import EngineError
-from relax_core.setup import EngineSetup
 from relax_core.testing.engines import request
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.types import Stop
 from relax_plugin_sglang.arguments import server_arguments, server_environment
 from relax_plugin_sglang.config import SglangConfig
-from relax_plugin_sglang.engine import SglangEngine
 from relax_plugin_sglang.folder import model_folder, routing
 from relax_plugin_sglang.gate import Gate
 from relax_plugin_sglang.gauges import gauges
@@ -96,6 +94,8 @@ def test_an_environment() -> None:
     config = SglangConfig(python=Path("python"), threads=3, environment={"A": "2"})
     base = {"PYTHONPATH": "ours", "A": "1", "PATH": "p", "CUDA_VISIBLE_DEVICES": "0"}
     found = server_environment(config, "cpu", Path("/t"), base)
+    assert not any("EXTERNAL" in name for name in found)
+    assert any("EXTERNAL" in name for name in server_environment(config, "cpu", Path("/t"), base, media=True))
     assert "PYTHONPATH" not in found
     assert (found["A"], found["PATH"], found["TMPDIR"], found["OMP_NUM_THREADS"]) == ("2", "p", "/t", "3")
     assert found["SGLANG_USE_CPU_ENGINE"] == "1" and found["CUDA_VISIBLE_DEVICES"] == ""
@@ -104,19 +104,13 @@ def test_an_environment() -> None:
 
 def test_the_model_folder(tmp_path: Path) -> None:
     adapter = tiny_adapter()
-    assert model_folder(SglangConfig(python=Path("python")), adapter, tmp_path) == tmp_path
-    assert (tmp_path / "model.safetensors").is_file()
-    assert model_folder(SglangConfig(python=Path("p"), model=tmp_path), adapter, tmp_path / "x") == tmp_path.resolve()
+    made = model_folder(SglangConfig(python=Path("python")), adapter, tmp_path)
+    assert made == (tmp_path / "model").resolve() and (made / "model.safetensors").is_file()
+    assert model_folder(SglangConfig(python=Path("p"), model=made), adapter, tmp_path / "x") == made
     with pytest.raises(EngineError, match=r"engine\.model: .*nothing has no config\.json"):
         model_folder(SglangConfig(python=Path("p"), model=tmp_path / "nothing"), adapter, tmp_path / "x")
     with pytest.raises(EngineError, match="a qwen3 model has no experts; leave it out"):
-        routing(tmp_path)
-
-
-def test_a_model_that_reads_pictures_is_refused() -> None:
-    engine = SglangEngine(SglangConfig(python=Path("python")), EngineSetup(tiny_adapter(images=True), 0, False))
-    with pytest.raises(EngineError, match=r"engine\.id: sglang reads text only, and the model reads image too"):
-        asyncio.run(engine.start())
+        routing(made)
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
@@ -240,6 +234,9 @@ def test_answers_that_are_no_samples_are_refused() -> None:
         WIRE.answer(wrong, 3)
     with pytest.raises(EngineError, match="1 tokens and 1 log-probs"):
         WIRE.answer(found([5], {"type": "length"}, output_token_logprobs=[[None, 5, None]]), 3)
+    assert WIRE.answer(found([5], {"type": "length"}, prompt_tokens=3), 3).ids == [5]
+    with pytest.raises(EngineError, match="the server read 4 tokens of a prompt of 3"):
+        WIRE.answer(found([5], {"type": "length"}, prompt_tokens=4), 3)
 
 
 def test_routed_experts_have_the_models_shape() -> None:

@@ -20,6 +20,7 @@ from relax_core.models.words import word_tokenizer
 from relax_core.testing.tiny import tiny_adapter
 from relax_plugin_sglang.client import Client
 from relax_plugin_sglang.config import SglangConfig
+from relax_plugin_sglang.folder import whole_folder
 from relax_plugin_sglang.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,11 +68,13 @@ class _Thread:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(240)
 
 
-def _serve(adapter: ModelAdapter, config: SglangConfig, folder: Path, log: Path) -> Iterator[Served]:
+def _serve(
+    adapter: ModelAdapter, config: SglangConfig, folder: Path, log: Path, media: bool = False
+) -> Iterator[Served]:
     thread = _Thread()
 
     async def start() -> Server:
-        server = Server(config, folder, "cpu", log)
+        server = Server(config, folder, "cpu", log, media)
         client = Client(server.url, server.key)
         await server.start(client)
         await client.close()
@@ -135,3 +138,16 @@ def moe(python: Path, moe_folder: Path) -> Iterator[Served]:
     adapter = TextAdapter(TextConfig(path=moe_folder), MediaStore({}, max_bytes=1 << 20), 0)
     config = SglangConfig(python=python, device="cpu", dtype="float32", routed_experts=True)
     yield from _serve(adapter, config, moe_folder, moe_folder / "server.log")
+
+
+@pytest.fixture(scope="session")
+def omni(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A tiny random Qwen3-Omni thinker: pictures, sounds and videos."""
+    import torch
+
+    from relax_plugin_omni.testing import WORDS, tiny_omni
+
+    adapter, folder = tiny_omni((*WORDS, "w00", "w01"), use_audio_in_video="if_any"), tmp_path_factory.mktemp("omni")
+    adapter.save(adapter.load("cpu", torch.float32), folder / "thinker")
+    config = SglangConfig(python=python, device="cpu", dtype="float32")
+    yield from _serve(adapter, config, whole_folder(folder / "thinker", folder / "whole"), folder / "server.log", True)

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_core.errors import ConfigError, DataError, MissingTrack
-from relax_core.interfaces import Extended, ModelAdapter, Rewritten, Segment
+from relax_core.interfaces import Extended, ModelAdapter, Rewritten, Segment, TowerInput
 from relax_core.models import tokens
 from relax_core.models.template import ChatTemplate
 from relax_core.types import MEDIA_KINDS, Audio, Decoded, Encoded, MediaKind, MediaPart, MediaRef, Message, Video
 from relax_plugin_omni import checkpoint
 from relax_plugin_omni.config import OmniConfig
 from relax_plugin_omni.positions import VisionBlock, rope_positions
-from relax_plugin_omni.processing import Features, Plan, Processor
+from relax_plugin_omni.processing import Features, Plan, Processor, filled
 from relax_plugin_omni.tiny import tiny_config, tiny_tokenizer
 
 if TYPE_CHECKING:
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from transformers import Qwen3OmniMoeThinkerForConditionalGeneration as Thinker
 
     from relax_core.media import MediaStore
+
+
+PIXELS: Mapping[MediaKind, tuple[str, str]] = {
+    "image": ("pixel_values", "image_grid_thw"),
+    "video": ("pixel_values_videos", "video_grid_thw"),
+}
+"""What transformers calls the patches of a picture, and their grid."""
 
 
 class OmniAdapter(ModelAdapter):
@@ -223,6 +230,25 @@ class OmniAdapter(ModelAdapter):
             "position_ids": torch.from_numpy(positions_3BW),
             **towers.media_inputs(refs, features, plans, self.processor.settings.window),
         }
+
+    def tower_inputs(self, row: Segment) -> list[TowerInput]:
+        """Raises DataError when placeholders and media do not match.
+
+        Spectrograms end with the zeros that the tower reads after them.
+        """
+        plans = {ref.key: self.processor.plan(self.media.get(ref.key)) for ref in row.media}
+        self._check_placeholders(row, plans)
+        found: list[TowerInput] = []
+        for ref in row.media:
+            features, plan = self.media.get(ref.key), plans[ref.key]
+            if "pixels" in features:
+                pixels, grid = PIXELS[ref.kind]
+                read = {pixels: features["pixels"], grid: features["grid"]}
+                found.append(TowerInput(ref.kind, ref.key, ref.start + plan.places("vision"), read))
+            if "mel" in features:
+                heard = {"input_features": filled(features["mel"], self.processor.settings.window)}
+                found.append(TowerInput("audio", ref.key, ref.start + plan.places("audio"), heard))
+        return found
 
     def _check_placeholders(self, segment: Segment, plans: Mapping[str, Plan]) -> None:
         """Every placeholder belongs to a medium of its kind: too few audio ones would pass unseen otherwise."""

@@ -255,6 +255,16 @@ def audio_chunks(mels: Sequence[NDArray[np.float32]], window: int) -> tuple[NDAr
     return chunks, lengths
 
 
+def filled(mel: NDArray[np.float32], window: int) -> NDArray[np.float32]:
+    """A spectrogram with the zeros behind its last chunk that the tower's convolutions see (see ``audio_chunks``).
+
+    It has as many tokens as before, and they are the same, whatever other clips are in a batch.
+    """
+    rest = mel.shape[1] % (2 * window)
+    missing = min(2 * window, 8 * _halved(rest)) - rest if rest else 0
+    return np.pad(mel, ((0, 0), (0, missing)))
+
+
 def audio_rows(lengths: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     """Which rows of the tower's (chunks x tokens) grid are real tokens."""
     per_chunk = _halved(width)

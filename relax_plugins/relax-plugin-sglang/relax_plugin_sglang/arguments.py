@@ -23,6 +23,12 @@ _CPU: dict[str, Value] = {
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 """Variables of our own interpreter, which would mislead the server's."""
 
+_MEDIA = {
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "relax_media.model",
+    "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE": "relax_media.processor",
+}
+"""What lets a server read the features that we send: packages beside our launcher, which it finds there."""
+
 
 def server_arguments(config: SglangConfig, model: Path, device: str, port: int) -> list[str]:
     """A command line, all but the key. ``config.arguments`` win over what only suits most.
@@ -59,9 +65,9 @@ def _words(name: str, value: Value) -> list[str]:
 
 
 def server_environment(
-    config: SglangConfig, device: str, folder: Path, base: Mapping[str, str] = os.environ
+    config: SglangConfig, device: str, folder: Path, base: Mapping[str, str] = os.environ, *, media: bool = False
 ) -> dict[str, str]:
-    """``folder``: for the server's temporary files, removed after it."""
+    """``folder``: for the server's temporary files, removed after it. ``media``: whether it must read them."""
     kept = {name: value for name, value in base.items() if name not in _FOREIGN}
     cpu = {
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -69,4 +75,5 @@ def server_environment(
         "OMP_NUM_THREADS": str(config.threads or 1),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    return kept | {"TMPDIR": str(folder)} | (cpu if device == "cpu" else {}) | config.environment
+    own = {"TMPDIR": str(folder)} | (cpu if device == "cpu" else {}) | (_MEDIA if media else {})
+    return kept | own | config.environment

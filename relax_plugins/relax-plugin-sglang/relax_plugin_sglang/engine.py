@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from relax_core.chat import advanced
 from relax_core.errors import EngineError
 from relax_core.interfaces import Completion, Engine, Interrupt, Request
 from relax_core.types import Encoded, Stop, Version
@@ -68,12 +69,8 @@ class SglangEngine(Engine):
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start a server with the model's initial weights. Raises EngineError, with its last words, if it does not."""
-        if kinds := sorted(self.setup.adapter.kinds):
-            raise EngineError(
-                f"engine.id: sglang reads text only, and the model reads {', '.join(kinds)} too; use torch, or a model "
-                "of text"
-            )
+        """Start a server with the model's initial weights. Raises EngineError, with its last words, if it does not, and
+        for a model whose media no server reads."""
         await self.stop()
         self.version, self._hollow = _FIRST, False
         self._life = life = await Life.begin(self.config, self.setup)
@@ -262,7 +259,7 @@ class _Drawn:
         if not self.ids:
             return request
         prompt = request.prompt
-        ids = Encoded([*prompt.ids, *self.ids], prompt.media, prompt.positions)
+        ids = Encoded([*prompt.ids, *self.ids], prompt.media, advanced(prompt.positions, len(self.ids)))
         return replace(request, prompt=ids, drawn=request.drawn + len(self.ids))
 
     def add(self, answer: Answer, version: Version) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from relax_core.errors import EngineError
+from relax_plugin_sglang import media
 from relax_plugin_sglang.client import Client, ServerUnreachable
-from relax_plugin_sglang.folder import model_folder, routing
+from relax_plugin_sglang.folder import model_config, model_folder, routing
 from relax_plugin_sglang.gate import Gate
 from relax_plugin_sglang.server import Server
 from relax_plugin_sglang.weights import Sender, sender
@@ -66,12 +67,14 @@ class Life:
 
     async def _begin(self) -> None:
         config, adapter = self.config, self.setup.adapter
+        media.check_adapter(adapter)
         folder = await asyncio.to_thread(model_folder, config, adapter, self._scratch)
+        media.check_model(adapter, str(model_config(folder).get("model_type")))
         experts = routing(folder) if config.routed_experts else None
         device = _device(config.device)
         if config.url is None:
             log = (self.setup.directory or self._scratch) / "logs" / f"{self.setup.role}-server.log"
-            self.server = server = Server(config, folder, device, log)
+            self.server = server = Server(config, folder, device, log, bool(adapter.kinds))
             self._ends.push_async_callback(server.stop)
             self.client = self._client(server.url, server.key)
             await server.start(self.client)
@@ -81,6 +84,8 @@ class Life:
         else:
             self.client = self._client(config.url, _key(config))
             await self._find()
+            if adapter.kinds:
+                await media.check_server(self.client)
             self._ends.push_async_callback(self._leave)
         self.sender = sender(config, self.client, folder, device)
         self._ends.push_async_callback(self.sender.close)

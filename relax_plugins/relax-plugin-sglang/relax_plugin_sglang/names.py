@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Named = Sequence[tuple[str, "Tensor"]]
 HEAD = "lm_head.weight"
 _SHOWN = 5
+_UNUSED = ("talker.", "code2wav.")
+"""Parts of a Qwen3-Omni's checkpoint that the server does not load."""
+_MOVED = {"model.language_model.": "model.", "model.visual.": "visual.", "model.audio_tower.": "audio_tower."}
+"""Where a model here has its parts, and where an older checkpoint of it has them."""
 _PARTS = {"experts.gate_up_proj": ("gate_proj", "up_proj"), "experts.down_proj": ("down_proj",)}
 """Of tensors that hold all experts of a layer, (E, 2 I, H) and (E, H, I): the names of one expert's in a checkpoint."""
 
@@ -42,7 +46,8 @@ class Checkpoint:
             raise WeightsError(f"weights: {folder} has no *.safetensors, so the names of its tensors are not known")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False))
-        return cls({name: shape for file in files for name, shape in _header(file)}, bool(tied))
+        shapes = {name: shape for file in files for name, shape in _header(file) if not name.startswith(_UNUSED)}
+        return cls(shapes, bool(tied))
 
     def named(self, weights: Named) -> list[tuple[str, Tensor]]:
         """Views of the same memory under the checkpoint's names, without the head of a tied model.
@@ -50,6 +55,8 @@ class Checkpoint:
         Raises WeightsError, with the names, for tensors that the checkpoint does not have, or not with this shape.
         """
         weights = [(name, tensor) for name, tensor in weights if not (self.tied and name.endswith(HEAD))]
+        if not any(part in known for known in self.shapes for part in _MOVED):
+            weights = [(_older(name), tensor) for name, tensor in weights]
         prefix = self._prefix(weights)
         parts = [part for name, tensor in weights for part in self._parts(prefix + name, tensor)]
         unknown = [name for name, _ in parts if name not in self.shapes]
@@ -83,6 +90,13 @@ class Checkpoint:
                         yield f"{layer}experts.{i}.{part}.weight", piece
                 return
         yield name, tensor
+
+
+def _older(name: str) -> str:
+    for new, old in _MOVED.items():
+        if name.startswith(new):
+            return old + name.removeprefix(new)
+    return name
 
 
 def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -36,10 +36,10 @@ _TAIL_LINES = 15
 
 
 class Server:
-    """One life of a server; ``start`` once. ``log``: a file that is appended to."""
+    """One life of a server; ``start`` once. ``log``: a file that is appended to. ``media``: whether it reads them."""
 
-    def __init__(self, config: SglangConfig, model: Path, device: str, log: Path) -> None:
-        self.config, self.model, self.device, self.log = config, model, device, log
+    def __init__(self, config: SglangConfig, model: Path, device: str, log: Path, media: bool = False) -> None:
+        self.config, self.model, self.device, self.log, self.media = config, model, device, log, media
         self.key = secrets.token_hex(24)  # one that begins with "-" would be read as an argument
         self.port = config.port or _free_port(config.host)
         self.url = f"http://{'127.0.0.1' if config.host == '0.0.0.0' else config.host}:{self.port}"
@@ -93,7 +93,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env=server_environment(config, self.device, folder),
+                env=server_environment(config, self.device, folder, media=self.media),
                 start_new_session=True,
             )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from relax_core.errors import EngineError
 from relax_core.keys import draw_stream
 from relax_core.types import Stop
+from relax_plugin_sglang.media import carried
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +46,8 @@ class Wire:
     seed: int | None = None
     experts: tuple[int, int] | None = None
     """(layers, experts of a token), where experts are asked for."""
+    adapter: ModelAdapter | None = None
+    """Of the model, where it reads media."""
     _stops: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,7 +55,8 @@ class Wire:
 
     @classmethod
     def of(cls, adapter: ModelAdapter, seed: int | None, experts: tuple[int, int] | None) -> Wire:
-        return cls(adapter.stop_ids, {str(i): BANNED for i in adapter.banned_token_ids}, seed, experts)
+        biases = {str(i): BANNED for i in adapter.banned_token_ids}
+        return cls(adapter.stop_ids, biases, seed, experts, adapter if adapter.kinds else None)
 
     def body(self, request: Request, rid: str, salt: str) -> dict[str, Any]:
         """JSON of /generate. ``salt``: requests share cached prefixes only with those of an equal one."""
@@ -70,14 +74,18 @@ class Wire:
             parameters["logit_bias"] = self.bias
         if self.seed is not None:  # a signed number of 64 bits; the position in the row does the rest
             parameters["sampling_seed"] = draw_stream(self.seed, request.key) >> 1
-        body = {
+        body: dict[str, Any] = {
             "input_ids": request.prompt.ids,
             "rid": rid,
             "sampling_params": parameters,
             "return_logprob": True,
             "extra_key": salt,
         }
-        return body if self.experts is None else {**body, "return_routed_experts": True}
+        if self.adapter is not None and request.prompt.media:
+            body["image_data"] = [carried(self.adapter, request.prompt)]
+        if self.experts is not None:
+            body["return_routed_experts"] = True
+        return body
 
     def answer(self, found: Mapping[str, Any], prompt: int) -> Answer:
         """Raises EngineError for one that is no sample, with the server's words."""
@@ -90,7 +98,13 @@ class Wire:
                 f"engine sglang: an answer has {len(ids)} tokens and {len(logprobs)} log-probs, which must be as many, "
                 "of the same tokens, each a number; does another program change the server's requests?"
             )
-        return Answer(ids, logprobs, self._stop(ids, meta["finish_reason"]), self._experts(meta, prompt + len(ids)))
+        stop = self._stop(ids, meta["finish_reason"])
+        if stop is not Stop.ABORT and (read := meta.get("prompt_tokens", prompt)) != prompt:
+            raise EngineError(
+                f"engine sglang: the server read {read} tokens of a prompt of {prompt}; it must take ids and media as "
+                "they are: does it change placeholders?"
+            )
+        return Answer(ids, logprobs, stop, self._experts(meta, prompt + len(ids)))
 
     def _stop(self, ids: list[int], reason: Mapping[str, Any]) -> Stop | None:
         kind = reason.get("type")

@@ -1,0 +1,1 @@
+"""For ``SGLANG_EXTERNAL_MODEL_PACKAGE``."""
