@@ -51,7 +51,7 @@ def main(temp, folder, roles):
         try:
             ray.get(actor.work.remote(role), timeout=60)
         except ray.exceptions.RayActorError as error:
-            print("it died:", role)
+            print(f"it died: {role}")  # in one piece: Ray's own thread prints beside it
     time.sleep(2)  # Ray's monitor of logs looks twice a second
     ray.shutdown()
 
