@@ -15,9 +15,12 @@ import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.gpu import work
+
+if TYPE_CHECKING:
+    from relax_plugin_sglang.engine import SglangEngine
 
 BAR = 0.9
 
@@ -46,7 +49,7 @@ async def measure(a: argparse.Namespace) -> None:
     tasks = iter(environment.tasks("train"))
     found: list[dict[str, Any]] = []
     try:
-        client = engine._life.client  # type: ignore[attr-defined]
+        client = cast("SglangEngine", engine).alive().client
         sides: dict[str, Callable[[list[Any]], Awaitable[int]]] = {
             "relax": lambda some: plays(player, some, label, a.new),
             "batch": lambda some: batch(client, prompts_of(adapter, some), a.new),

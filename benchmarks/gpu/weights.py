@@ -23,12 +23,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.gpu import models, work
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from relax_plugin_sglang.engine import SglangEngine
 
 BAR = 0.5
 WARM = 3
@@ -231,7 +233,7 @@ async def one(a: argparse.Namespace, shape: str) -> tuple[dict[str, Any], list[d
     other = torch.empty_like(flat)
     found: list[dict[str, Any]] = []
     try:
-        sender = engine._life.sender  # type: ignore[attr-defined]
+        sender = cast("SglangEngine", engine).alive().sender
         for number in range(WARM + a.repeats):
             began = time.perf_counter()
             other.copy_(flat)

@@ -77,7 +77,7 @@ def test_a_reply_ends_only_at_our_stop_ids(dense: Any) -> None:
     """The model's own end of text is a token like others where the adapter does not stop at it."""
 
     async def test(engine: SglangEngine) -> None:
-        life = engine._alive()
+        life = engine.alive()
         life.wire = type(life.wire)(frozenset({7}), life.wire.bias)
         replies = await asyncio.gather(*(engine.generate(request(f"stops-{i}", [4, 5], 60)) for i in range(32)))
         assert {r.stop for r in replies} <= {Stop.EOS, Stop.LENGTH}
@@ -131,7 +131,7 @@ def test_prefixes_are_shared_within_a_version_and_never_across(dense: Any) -> No
     async def test(engine: SglangEngine) -> None:
         cached = []
         for version in ((0, 500), (0, 500), (1, 500)):
-            life, asked = engine._alive(), request("prefix", [5 + i % 20 for i in range(64)], 1)
+            life, asked = engine.alive(), request("prefix", [5 + i % 20 for i in range(64)], 1)
             found = await life.client.generate(life.wire.body(asked, life.rid(), life.salt(Version(*version))))
             cached.append(found["meta_info"]["cached_tokens"])
         assert cached == [0, 63, 0]
@@ -189,7 +189,7 @@ def test_a_cancelled_request_leaves_the_server(dense: Any) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        life = engine._alive()
+        life = engine.alive()
         await asyncio.wait_for(life.idle(), 20)
 
     serving(dense, test)

@@ -29,7 +29,7 @@ from relax_plugin_sglang.engine import SglangEngine
 
 def pid_of(engine: SglangEngine) -> int:
     """Of SGLang's own main process."""
-    life = engine._alive()
+    life = engine.alive()
     assert life.server is not None and life.server.pid is not None
     (server,) = psutil.Process(life.server.pid).children()
     return int(server.pid)
@@ -99,7 +99,7 @@ async def main():
     config = SglangConfig(python=sys.argv[1], device="cpu")
     engine = SglangEngine(config, EngineSetup(tiny_adapter(), 0, False, Path(sys.argv[2])))
     await engine.start()
-    print(engine._life.server.pid, flush=True)
+    print(engine.alive().server.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

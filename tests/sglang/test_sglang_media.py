@@ -148,7 +148,7 @@ def test_placeholders_that_do_not_fit_are_an_error_with_the_numbers(omni: Any) -
     """The model's adapter refuses them first; here it is passed over, and the server says so itself, and goes on."""
 
     async def test(engine: SglangEngine) -> None:
-        life = engine._alive()
+        life = engine.alive()
         row = omni.adapter.encode([user("what colour ?", picture(64, 64))])
         (ref,) = row.media
         body = life.wire.body(request("fits", row, 2), life.rid(), "salt")

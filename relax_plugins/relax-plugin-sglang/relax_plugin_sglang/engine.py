@@ -84,7 +84,8 @@ class SglangEngine(Engine):
             async with life.loading:
                 self._receiver.close()
 
-    def _alive(self) -> Life:
+    def alive(self) -> Life:
+        """The server that it has now. Raises EngineError without one that can serve."""
         if self._life is None:
             raise EngineError("engine sglang: it cannot serve: it was not started, or was stopped; start it")
         return self._life.alive()
@@ -98,7 +99,7 @@ class SglangEngine(Engine):
 
     async def health(self) -> Mapping[str, float]:
         """Requests with the server and waiting here, the policy version, what was served; the server's own metrics."""
-        life = self._alive()
+        life = self.alive()
         own = {
             "running": float(life.gate.inside),
             "waiting": float(life.gate.waiting),
@@ -121,7 +122,7 @@ class SglangEngine(Engine):
         """Sample one turn. Raises EngineError for what the server refuses, and when it is gone."""
         done = _Drawn()
         while True:
-            life = self._alive()
+            life = self.alive()
             await life.gate.enter(request.order)
             try:
                 version, aborts = self.version, life.aborts
@@ -166,7 +167,7 @@ class SglangEngine(Engine):
 
         What goes wrong after that leaves the server with a mixture of weights: then it is dead.
         """
-        life = self._alive()
+        life = self.alive()
         async with life.loading:
             if interrupt == "drain":
                 life.gate.shut("weights")
@@ -214,12 +215,12 @@ class SglangEngine(Engine):
 
     async def pause(self) -> None:
         """No token until ``resume``; requests may still come."""
-        life = self._alive()
+        life = self.alive()
         life.gate.shut("paused")
         await life.freeze("paused", "in_place")
 
     async def resume(self) -> None:
-        life = self._alive()
+        life = self.alive()
         await life.thaw("paused")
         life.gate.open("paused")
 
@@ -229,7 +230,7 @@ class SglangEngine(Engine):
         Waiting requests, and new ones, wait until weights are loaded after ``wake``. Without ``memory_saver`` the
         weights stay where they are.
         """
-        life = self._alive()
+        life = self.alive()
         life.gate.shut("asleep")
         await life.abort_all()
         if self.config.memory_saver:
@@ -239,7 +240,7 @@ class SglangEngine(Engine):
 
     async def wake(self) -> None:
         """Back to the device; then ``load_weights``, of all weights."""
-        life = self._alive()
+        life = self.alive()
         if self._hollow:
             self._receiver.close()
             await life.client.post("/resume_memory_occupation", {})
