@@ -122,9 +122,9 @@ class Server:
         connection.settimeout(_SILENT_S)
         for at in range(start, stop, BIG):
             piece = buffer[at : min(at + BIG, stop)].cpu()
-            connection.sendall(memoryview(cast(bytes, piece.numpy())))
-            with self._lock:
+            with self._lock:  # before they leave: who has them all finds them all counted
                 self.sent += piece.numel()
+            connection.sendall(memoryview(cast(bytes, piece.numpy())))
         connection.settimeout(None)
 
 

@@ -100,6 +100,16 @@ def test_a_receiver_pulls_the_frozen_bytes_once() -> None:
     transport.close()
 
 
+def test_bytes_are_counted_before_their_receiver_has_them() -> None:
+    transport, receiver = TcpTransport(TcpTransport.Config()), Receiver()
+    update = publish(transport, 0)
+    for n in range(300):
+        dict(receiver.receive(update))
+        assert transport.sent == (n + 1) * 8 * 4096
+    receiver.close()
+    transport.close()
+
+
 def test_an_update_that_was_not_taken_leaves_the_base_unread() -> None:
     transport, receiver = CopyTransport(CopyTransport.Config()), Receiver()
     receiver.receive(publish(transport, 0))  # and then its model refused them
