@@ -46,7 +46,8 @@ class Corridor:
         if action == 9:
             raise RuntimeError("the floor gave way")
         self.at += action
-        return {"at": self.at, "of": self.length}, 1.0 if self.at >= self.length else -0.25, self.at >= self.length, self.at < 0, {}
+        there = self.at >= self.length
+        return {"at": self.at, "of": self.length}, 1.0 if there else -0.25, there, self.at < 0, {}
 
     def close(self):
         LOG.append(("close", threading.get_ident() == self.thread))
@@ -258,11 +259,11 @@ PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
         (("a", 2), "a\n2"),
         ({"at": 1, "map": np.eye(2, dtype=np.int8), "who": "you"}, "at: 1\nmap:\n1 0\n0 1\nwho: you"),
         (np.zeros((2, 2), np.uint8), "0 0\n0 0"),
-        ("x" * 10, "xxxx\n[2 characters left out]\nxxxx"),
+        ("x" * 100, "xxxxxxxxxx\n[80 characters left out]\nxxxxxxxxxx"),
     ],
 )
 def test_observations_are_readable(observation: Any, text: str) -> None:
-    assert shown(observation, 8 if observation == "x" * 10 else 1000) == (Text(text),)
+    assert shown(observation, 20 if isinstance(observation, str) else 1000) == (Text(text),)
 
 
 def test_pictures_stay_pictures_and_are_copied() -> None:
