@@ -3,9 +3,9 @@
     subprocess.Popen(guarded(command), stdin=subprocess.PIPE, start_new_session=True, ...)
 
 All that the command started is killed when the command ends, when standard input ends (its other end is with the
-process that wants the command: so the death of that one, of whatever kind, is noticed), and after SIGTERM. On Linux also
-what left the process group or lost its parent. Ends with the command's exit code, or 128 + its signal; with 127 when it
-cannot be started. It must lead a session of its own.
+process that wants the command: so the death of that one, of whatever kind, is noticed), and after SIGTERM; on Linux
+also what left the process group or lost its parent. Ends with the command's exit code, or 128 + its signal; with 127
+when it cannot be started. It must lead a session of its own.
 """
 
 import contextlib

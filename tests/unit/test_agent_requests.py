@@ -1,4 +1,4 @@
-"""What an agent's request may say: messages of every kind, settings that are honoured, and clear errors for the rest."""
+"""What an agent's request may say: messages of every kind, settings that are honoured, clear errors for the rest."""
 
 from __future__ import annotations
 
@@ -105,7 +105,11 @@ def test_messages_that_cannot_be_read(messages: Any, param: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("https://example.com/x.png", "nothing is fetched"), ("data:image/png;base64,%%%", "not base64"), ("", "no data:")],
+    [
+        ("https://example.com/x.png", "nothing is fetched"),
+        ("data:image/png;base64,%%%", "not base64"),
+        ("", "no data:"),
+    ],
 )
 def test_media_that_cannot_be_read(url: str, words: str) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
@@ -130,8 +134,17 @@ def test_the_runs_own_settings_may_be_said() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.9}, {"seed": 7}, {"frequency_penalty": 0.5}, {"top_k": 4}]
-    + [{"logit_bias": {"7": 1}}, {"reasoning_effort": "low"}, {"parallel_tool_calls": False}],
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"top_p": 0.9},
+        {"seed": 7},
+        {"frequency_penalty": 0.5},
+        {"top_k": 4},
+        {"logit_bias": {"7": 1}},
+        {"reasoning_effort": "low"},
+        {"parallel_tool_calls": False},
+    ],
 )
 def test_another_sampling_is_refused_or_named(setting: dict[str, Any]) -> None:
     (name,) = setting
@@ -143,9 +156,20 @@ def test_another_sampling_is_refused_or_named(setting: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"n": 2}, {"stop": ["\n"]}, {"logprobs": True}, {"response_format": {"type": "json_object"}}, {"colour": "red"}]
-    + [{"tool_choice": "required"}, {"stream": "yes"}, {"stream_options": {"x": 1}}, {"max_tokens": 0}]
-    + [{"max_tokens": 1.5}, {"functions": [ADD]}, {"modalities": ["audio"]}],
+    [
+        {"n": 2},
+        {"stop": ["\n"]},
+        {"logprobs": True},
+        {"response_format": {"type": "json_object"}},
+        {"colour": "red"},
+        {"tool_choice": "required"},
+        {"stream": "yes"},
+        {"stream_options": {"x": 1}},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"functions": [ADD]},
+        {"modalities": ["audio"]},
+    ],
 )
 @pytest.mark.parametrize("settings", ["refuse", "ignore"])
 def test_what_cannot_be_had_is_always_refused(setting: dict[str, Any], settings: Any) -> None:
@@ -174,7 +198,9 @@ def test_the_name_of_the_policy() -> None:
     assert refusal(model="").param == "model"
 
 
-@pytest.mark.parametrize("tool", [7, {"type": "web_search"}, {"type": "function"}, {"type": "function", "function": {}}])
+@pytest.mark.parametrize(
+    "tool", [7, {"type": "web_search"}, {"type": "function"}, {"type": "function", "function": {}}]
+)
 def test_tools_that_cannot_be_declared(tool: Any) -> None:
     assert str(refusal(tools=[tool]).param).startswith("tools[0]")
 

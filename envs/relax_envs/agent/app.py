@@ -1,4 +1,4 @@
-"""The HTTP side of the endpoint: routes, keys, sizes, streams. Imported by ``endpoint`` when it starts: FastAPI is heavy.
+"""The HTTP side of the endpoint: routes, keys, sizes, streams. Imported when the endpoint starts: FastAPI is heavy.
 
 Everything here runs in the server's own event loop and thread; ``Session.submit`` is the way to the play's.
 """
@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request

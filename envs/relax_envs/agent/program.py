@@ -27,9 +27,7 @@ class Ended:
     said: str
 
 
-async def run(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], deadline_s: float, most_said: int
-) -> Ended:
+async def run(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], deadline_s: float, most_said: int) -> Ended:
     """Run a command to its end, or to the deadline. When this returns or raises, nothing that it started is left.
 
     ``most_said``: characters of its standard error that are kept. What it writes to standard output is not. Raises

@@ -1,8 +1,8 @@
 """A request for a reply: what is honoured, what changes nothing, and what is refused.
 
-A setting that would change how replies are sampled must be the run's own, because the trainer computes log-probs of that
-distribution. Another value is refused, or, where the run file says ``settings: ignore``, left out and named in the
-response's header ``x-relax-ignored``.
+A setting that would change how replies are sampled must be the run's own, because the trainer computes log-probs of
+that distribution. Another value is refused, or, where the run file says ``settings: ignore``, left out and named in
+the response's header ``x-relax-ignored``.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def no_model(name: str, rules: Rules) -> ApiError:
 
 
 def _most_tokens(given: Mapping[str, Any]) -> int | None:
-    """``max_tokens`` is the old name of ``max_completion_tokens``. More than the run samples is no error: the reply ends
-    there, and its ``finish_reason`` says so."""
+    """``max_tokens`` is the old name of ``max_completion_tokens``. More than the run samples is no error: the reply
+    ends there, and its ``finish_reason`` says so."""
     found = {name: given[name] for name in ("max_completion_tokens", "max_tokens") if name in given}
     for name, value in found.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

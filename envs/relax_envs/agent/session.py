@@ -1,8 +1,8 @@
 """A session is one play as an agent's client sees it: requests become turns of the play's chat, token for token.
 
-A request goes on from the longest beginning of its conversation that was said before. Where that is the newest reply of
-one of the chat's conversations, this one goes on; else another branches off there. So an agent may say the same again in
-other words, try several ways, or let sub-agents talk at once.
+A request goes on from the longest beginning of its conversation that was said before. Where that is the newest reply
+of one of the chat's conversations, this one goes on; else another branches off there. So an agent may say the same
+again in other words, try several ways, or let sub-agents talk at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class Session:
         self._closed = False
 
     def submit(self, asked: Asked) -> concurrent.futures.Future[Answered]:
-        """From any thread. The result is the reply, or an ApiError; cancel it when nobody waits for it any more."""
+        """From any thread. The result is the reply, or an ApiError; cancel it when nobody waits for it any more.
+
+        Raises ApiError when the play is known to be over.
+        """
+        self._check_open()
         work = self._serve(asked)
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -70,10 +74,7 @@ class Session:
     async def _serve(self, asked: Asked) -> Answered:
         task = asyncio.current_task()
         assert task is not None
-        if self._closed:
-            raise _ended()
-        if self.over.done():
-            raise _over(self.over.result())
+        self._check_open()
         if len(self._running) >= MOST_AT_ONCE:
             text = f"{MOST_AT_ONCE} requests of this session wait for replies already"
             raise ApiError(429, text, "too_many_requests", again=True)
@@ -92,6 +93,12 @@ class Session:
             raise _over(error) from error
         finally:
             self._running.discard(task)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _ended()
+        if self.over.done():
+            raise _over(self.over.result())
 
     async def _reply(self, asked: Asked) -> Answered:
         node, new = self._tree.find(asked.messages)

@@ -114,7 +114,10 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """``{"answer": "text", "metrics": {"name": 1.5}}``; both may be left out, and so may the file. Raises AgentResult."""
+    """``{"answer": "text", "metrics": {"name": 1.5}}``; both may be left out, and so may the file.
+
+    Raises AgentResult.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_RESULT + 1)
