@@ -23,7 +23,7 @@ Given = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Talker(Engine):
-    """``say`` gets the prompt's text with its special tokens. It may wait, and may raise what the engine raises then."""
+    """``say`` gets the prompt's text with its special tokens. It may wait; what it raises, the engine raises."""
 
     def __init__(self, adapter: TextAdapter, say: Callable[[str], str | Awaitable[str]]) -> None:
         super().__init__(None)

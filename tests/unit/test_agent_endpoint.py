@@ -331,7 +331,7 @@ def test_errors_have_the_usual_shape(folder: Path) -> None:
         assert code == 400 and "special token" in found["error"]["message"]
         code, found = await status(session, json=asks(says("what"), tools=[ADD]))
         assert code == 400 and "tools" in found["error"]["message"]
-        with pytest.raises(openai.BadRequestError, match="the run samples with 1.0"):
+        with pytest.raises(openai.BadRequestError, match=r"the run samples with 1\.0"):
             await ask(session, says("what"), temperature=0)
 
     assert len(table.play(agent, request_bytes=2000).turns) == 1
@@ -432,7 +432,7 @@ def test_an_engine_that_fails_fails_the_play(folder: Path) -> None:
         Table(folder, broken).play(agent)
 
 
-# --- clients that go ----------------------------------------------------------------------------------------------------
+# --- clients that go --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -496,8 +496,8 @@ url, key, text = sys.argv[1:]
 messages = []
 for _ in range(3):
     messages.append({"role": "user", "content": text})
-    request = urllib.request.Request(url + "/chat/completions", json.dumps({"model": "x", "messages": messages}).encode(),
-                                     {"Authorization": "Bearer " + key})
+    body = json.dumps({"model": "x", "messages": messages}).encode()
+    request = urllib.request.Request(url + "/chat/completions", body, {"Authorization": "Bearer " + key})
     messages.append(json.load(urllib.request.urlopen(request))["choices"][0]["message"])
 """
 

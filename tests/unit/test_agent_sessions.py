@@ -42,10 +42,13 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextAdapter]
     return found
 
 
-def session_of(adapter: TextAdapter, say: Callable[[str], Any]) -> tuple[Session, Talker, Chat]:
+def chat_of(adapter: TextAdapter, say: Callable[[str], Any]) -> tuple[Chat, Talker]:
     talker = Talker(adapter, say)
-    chat = Chat(talker, adapter, Sampling(max_new_tokens=64), Seat(0, "t", 0, 0, ()))
-    return Session(chat, Rules(chat.sampling), ""), talker, chat
+    return Chat(talker, adapter, Sampling(max_new_tokens=64), Seat(0, "t", 0, 0, ())), talker
+
+
+def session_of(chat: Chat) -> Session:
+    return Session(chat, Rules(chat.sampling), "")
 
 
 async def ask(session: Session, *messages: Message) -> Answered:
@@ -64,6 +67,7 @@ class Step:
     text: str
 
 
+REPLIES = st.lists(st.sampled_from(["yes", " hello ", "<think>\nget\n</think>\n\nhello", "é 北京", ""]))
 STEPS = st.lists(
     st.builds(
         Step,
@@ -79,17 +83,16 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    steps=STEPS, replies=st.lists(st.sampled_from(["yes", " hello ", "<think>\nget\n</think>\n\nhello", "é 北京", ""]))
-)
+@given(steps=STEPS, replies=REPLIES)
 def test_each_sampled_token_is_trained_once(
     adapters: dict[str, TextAdapter], template: str, steps: list[Step], replies: list[str]
 ) -> None:
     given_replies = iter(replies)
-    session, talker, chat = session_of(adapters[template], lambda prompt: next(given_replies, "yes"))
+    chat, talker = chat_of(adapters[template], lambda prompt: next(given_replies, "yes"))
     conversations: list[list[Message]] = [[]]
 
     async def agent() -> None:
+        session = session_of(chat)
         for step in steps:
             asked = []
             for again, keep in zip(step.again, step.keep, strict=False):
@@ -113,9 +116,10 @@ def test_each_sampled_token_is_trained_once(
 
 
 def test_an_error_leaves_all_as_it_was(adapters: dict[str, TextAdapter]) -> None:
-    session, talker, chat = session_of(adapters["chatml"], lambda prompt: "yes")
+    chat, talker = chat_of(adapters["chatml"], lambda prompt: "yes")
 
     async def agent() -> None:
+        session = session_of(chat)
         first = await ask(session, message("user", "what"))
         past = [message("user", "what"), reply_message(first.content, ())]
         with pytest.raises(ApiError, match="special token") as caught:
@@ -132,9 +136,10 @@ def test_too_many_requests_at_once(adapters: dict[str, TextAdapter]) -> None:
         await asyncio.Event().wait()
         return ""
 
-    session, talker, chat = session_of(adapters["chatml"], forever)
+    chat, talker = chat_of(adapters["chatml"], forever)
 
     async def agent() -> None:
+        session = session_of(chat)
         waiting = [session.submit(Asked((message("user", str(i)),), "x")) for i in range(MOST_AT_ONCE)]
         while talker.waiting < MOST_AT_ONCE:
             await asyncio.sleep(0.001)
@@ -157,7 +162,7 @@ def test_a_session_outlives_its_loop_without_harm(adapters: dict[str, TextAdapte
     found: list[Session] = []
 
     async def agent() -> None:
-        found.append(session_of(adapters["chatml"], lambda prompt: "yes")[0])
+        found.append(session_of(chat_of(adapters["chatml"], lambda prompt: "yes")[0]))
 
     asyncio.run(agent())
     with pytest.raises(ApiError, match="has ended"):
