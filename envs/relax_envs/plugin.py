@@ -12,6 +12,9 @@ def relax_environments() -> Mapping[str, Component]:
         "single_turn": Component(
             "relax_envs.single_turn:SingleTurn", summary="data sets (JSONL, Parquet, datasets folders): ask once"
         ),
+        "agent": Component(
+            "relax_envs.agent.command:Agent", summary="an agent program of its own, by an OpenAI-compatible endpoint"
+        ),
         "reasoning-gym": Component(
             "relax_envs.reasoning_gym:ReasoningGym", summary="tasks of the reasoning-gym package"
         ),
