@@ -245,12 +245,10 @@ def test_the_end_of_a_program_ends_all_that_it_started(bench: Bench) -> None:
 def test_the_deadline_ends_all(bench: Bench) -> None:
     mark = f"family-{os.getpid()}-b"
     started = bench.folder / "started"
-    code = (
-        f"\nopen({str(started)!r}, 'w').close(); ask(task['messages']); print('nap', file=sys.stderr)\ntime.sleep(100)"
-    )
+    code = f"\nopen({str(started)!r}, 'w').close(); ask(task['messages']); print('nap', file=sys.stderr)"
     begin = time.monotonic()
     with pytest.raises(AgentDeadline, match=r"still running after 5 s; standard error ends with:\nnap"):
-        bench.play(wait_for_family(mark) + code, deadline=5.0)
+        bench.play(wait_for_family(mark) + code + "\ntime.sleep(100)", deadline=5.0)
     assert started.exists() and left(mark) == [] and time.monotonic() - begin < 30
 
 

@@ -68,7 +68,8 @@ class _Writer:
         calls = [_call(part) for part in m.parts if isinstance(part, ToolCall)]
         if not said and not calls:
             return []  # tools alone
-        return [{"role": m.role, "content": self._content(said)} | ({"tool_calls": calls} if calls else {})]
+        content = self._content(said) if said else None
+        return [{"role": m.role, "content": content} | ({"tool_calls": calls} if calls else {})]
 
     def _content(self, parts: tuple[Part, ...] | list[Part]) -> str | list[dict[str, Any]]:
         if all(isinstance(part, Text) for part in parts):
