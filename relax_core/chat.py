@@ -88,7 +88,7 @@ class Chat:
         limits: PlayLimits | None = None,
         clock: PlayClock | None = None,
     ) -> None:
-        self._engine, self._adapter, self._sampling, self._seat = engine, adapter, sampling, seat
+        self._engine, self._adapter, self.sampling, self._seat = engine, adapter, sampling, seat
         self._encode = encode or adapter.encode
         self._limits, self._clock = limits or PlayLimits(), clock
         self._record = Record()
@@ -118,11 +118,6 @@ class Chat:
         return self._record.metrics
 
     @property
-    def sampling(self) -> Sampling:
-        """How replies are sampled; of at most ``max_new_tokens``."""
-        return self._sampling
-
-    @property
     def replies(self) -> int:
         """Of this conversation, the common past of a branch included."""
         return len(self._path)
@@ -142,10 +137,7 @@ class Chat:
         self._record.answer = text
 
     def dump(self, medium: MediaPart) -> tuple[str, bytes]:
-        """File suffix and bytes of a medium, which the run's own decoders read. It may take long: call it in a thread.
-
-        Raises DataError for one that cannot be read.
-        """
+        """A medium as a file, suffix and bytes; it may take long. Raises DataError for one that cannot be read."""
         return self._adapter.media.dump(medium)
 
     async def __call__(self, *content: Message | str, max_new_tokens: int | None = None) -> Reply:
@@ -178,7 +170,7 @@ class Chat:
         """
         if not 0 <= turns <= len(self._path):
             raise ValueError(f"chat.branch: {turns} turns are asked for, there were {len(self._path)}")
-        other = Chat(self._engine, self._adapter, self._sampling, self._seat, self._encode, self._limits, self._clock)
+        other = Chat(self._engine, self._adapter, self.sampling, self._seat, self._encode, self._limits, self._clock)
         other._record, other._path = self._record, self._path[:turns]
         if turns:
             other.history = self.history[: self._path[turns - 1].messages]
@@ -220,9 +212,9 @@ class Chat:
             raise PlayOver(Stop.TOKENS)
 
     def _limited(self, sample: Sample, max_new_tokens: int | None) -> Sampling:
-        limit = self._sampling.max_new_tokens
+        limit = self.sampling.max_new_tokens
         most = min(limit, max_new_tokens or limit, self._limits.tokens - len(sample.ids))
-        return replace(self._sampling, max_new_tokens=most)
+        return replace(self.sampling, max_new_tokens=most)
 
     # --- what is said -------------------------------------------------------------------------------------------------
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relax_core.chat import Chat, Seat
 from relax_core.errors import DataError
+from relax_core.interfaces import Completion, Engine, Interrupt, Modality, Request
 from relax_core.media import MediaStore
 from relax_core.models.config import TextConfig
 from relax_core.models.text import TextAdapter
 from relax_core.testing.dialogues import CHATML, LLAMA3, QWEN3, model_folder
 from relax_core.testing.talking import Talker, sampled
-from relax_core.types import Message, Sampling, message, said
+from relax_core.types import Decoded, Message, Sample, Sampling, Stop, Version, message, said
+from relax_core.weights import WeightUpdate
 from relax_envs.agent.errors import ApiError
 from relax_envs.agent.replies import Answered
-from relax_envs.agent.requests import Asked, Rules
+from relax_envs.agent.requests import Asked, Rules, read
 from relax_envs.agent.session import MOST_AT_ONCE, Session
 from relax_envs.agent.tree import reply_message
 
@@ -167,3 +171,65 @@ def test_a_session_outlives_its_loop_without_harm(adapters: dict[str, TextAdapte
     asyncio.run(agent())
     with pytest.raises(ApiError, match="has ended"):
         found[0].submit(Asked((message("user", "what"),), "x"))
+
+
+def test_media_of_a_request_reach_the_sample() -> None:
+    """A picture inside a request is decoded once, and its features are those that the trainer reads."""
+    from relax_core.testing.tiny import tiny_adapter
+
+    class Pictures(Modality):
+        kind = "image"
+
+        def decode(self, source: Path | bytes) -> Decoded:
+            assert isinstance(source, bytes)
+            return Decoded("image", np.frombuffer(source, np.uint8).reshape(1, 1, 3))
+
+        def dump(self, decoded: Decoded) -> tuple[str, bytes]:
+            return ".raw", decoded.data.tobytes()
+
+        def restore(self, content: bytes) -> Decoded:
+            return self.decode(content)
+
+    adapter = tiny_adapter("what red is", MediaStore({"image": Pictures(None)}, 1 << 20), images=True)
+    engine = Fixed([adapter.ids["red"], 1])
+    chat = Chat(engine, adapter, Sampling(), Seat(0, "t", 0, 0, ()))
+    red, green = (base64.b64encode(bytes(colour)).decode() for colour in ((255, 0, 0), (0, 255, 0)))
+
+    def shown(content: str) -> dict[str, Any]:
+        part = {"type": "image_url", "image_url": {"url": f"data:image/raw;base64,{content}"}}
+        return {"role": "user", "content": [{"type": "text", "text": "what is"}, part]}
+
+    async def agent() -> None:
+        session = session_of(chat)
+        body: dict[str, Any] = {"model": "x", "messages": [shown(red)]}
+        first = await asyncio.wrap_future(session.submit(read(body, session.rules)))
+        body["messages"] += [{"role": "assistant", "content": first.content}, shown(green)]
+        await asyncio.wrap_future(session.submit(read(body, session.rules)))
+
+    asyncio.run(agent())
+    (sample,) = chat.samples
+    colours = [adapter.media.get(ref.key)["colour"].tolist() for ref in sample.media]
+    assert colours == [[1, 0, 0], [0, 1, 0]]
+    assert [sample.ids[ref.start] for ref in sample.media] == [adapter.ids["<image>"]] * 2
+    assert sampled_ids(sample) == [*engine.ids] * 2
+    chat.close()
+
+
+class Fixed(Engine):
+    """Answers the same ids to everybody."""
+
+    def __init__(self, ids: list[int]) -> None:
+        super().__init__(None)
+        self.ids = ids
+
+    async def generate(self, request: Request) -> Completion:
+        return Completion(list(self.ids), [-0.5] * len(self.ids), [Version(0, 3)] * len(self.ids), Stop.EOS)
+
+    async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None: ...
+
+    async def health(self) -> Mapping[str, float]:
+        return {}
+
+
+def sampled_ids(sample: Sample) -> list[int]:
+    return [i for i, m in zip(sample.ids, sample.mask, strict=True) if m]
