@@ -19,7 +19,7 @@ from relax_core.config.schema import PlayLimits
 from relax_core.errors import EngineError, TooManyTokens
 from relax_core.interfaces import Completion, Request, Rewritten
 from relax_core.keys import stream, uniform
-from relax_core.models.tool_calls import content
+from relax_core.models.tool_calls import without_calls
 from relax_core.types import (
     CallError,
     DrawKey,
@@ -316,7 +316,7 @@ class Chat:
         self._path.append(Past(len(self.turns), len(self.history), sample, len(sample.ids)))
         self.turns.append(Turn(tuple(new), reply, stop, len(ids), after))
         calls = self._adapter.tool_calls.find(text)
-        return Reply(text, stop, len(ids), tuple(found.call for found in calls), content(text, calls))
+        return Reply(text, stop, len(ids), tuple(found.call for found in calls), without_calls(text, calls))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class ToolCallParser(ABC):
         return [found.call for found in self.find(text)]
 
 
-def content(text: str, calls: Sequence[Found]) -> str:
+def without_calls(text: str, calls: Sequence[Found]) -> str:
     """The text of a reply without the calls that can be run; what cannot stays in it."""
     pieces, place = [], 0
     for found in calls:
