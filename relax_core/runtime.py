@@ -107,6 +107,7 @@ class LocalRuntime(Runtime):
         self._engine: Engine | None = None
         self._transport: Transport | None = None
         self._graders: Graders | None = None
+        self._environments: Mapping[str, Environment] = {}
         self._aside: Aside | None = None
 
     async def start(self, run: Run, note: Note, training: bool = True) -> Roles:
@@ -122,7 +123,7 @@ class LocalRuntime(Runtime):
             trainer = self._aside = Aside(trainer)
         colocated = self.config.placement == "colocate"
         stages = stages_here(run, algorithm, adapter, media, trainer, colocated) if training else {}
-        environments = build_environments(run)
+        environments = self._environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
         engine = Router([self._engine_here(run, adapter) if in_process else self._engine_apart(run, media)], note)
         self._engine = engine
@@ -162,6 +163,8 @@ class LocalRuntime(Runtime):
             await self._engine.stop()
         if self._graders is not None:
             await self._graders.close()
+        for environment in self._environments.values():
+            await environment.close()
         if self._aside is not None:
             self._aside.close()
         if self._transport is not None:
