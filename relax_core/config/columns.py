@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from relax_core.plugins import Stack
 
 NESTED = {"model": "models", "engine": "engines"}
-"""Settings of a stage or a reward that are component sections, as the run file's fields of the same name are, and their kinds."""
+"""Settings of a stage or a reward that are component sections, as the run file's fields of the same name are, and
+their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
