@@ -66,8 +66,8 @@ def read_score(text: str, stop: Stop, worst: float, best: float) -> Reading:
     """The last score that is stated, as ``Score: 7``, ``Score: 7/10`` on a line's end, ``<score>7</score>``, JSON with
     ``"score": 7``, ``\\boxed{7}``, or a number and nothing else; where ``worst`` is 0 and ``best`` is 1.
 
-    What stands before ``</think>`` does not count. An out-of-range score, or one of another scale, is none; so is a last
-    statement that is malformed, and statements in several forms that differ.
+    What stands before ``</think>`` does not count. An out-of-range score, or one of another scale, is none; so is a
+    last statement that is malformed, and statements in several forms that differ.
     """
 
     def value(found: re.Match[str]) -> float | Reason:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from relax_core.errors import RelaxError
 from relax_core.interfaces import Reward, RewardValue
-from relax_core.types import Group, Message, Part, Text, Trajectory
+from relax_core.types import Group, Message, Part, Stop, Text, Trajectory
 from relax_plugin_genrm.asked import Judged, Prompt, Prompts, Votes
 from relax_plugin_genrm.cache import Cache
 from relax_plugin_genrm.config import GenRMConfig
@@ -30,8 +30,8 @@ class GenRM(Reward):
     much of the comparisons with the other plays of its group it wins.
 
     Abstains, and never guesses, where too few judgements can be read: the judge was cut at its limit, stated no score,
-    one outside of the scale or several, was late or gave no answer. Each reason's share of the judgements is a metric of
-    the play, the whole is counted as a failure that names the last one. Abstains where the play failed, and in mode
+    one outside of the scale or several, was late or gave no answer. Each reason's share of the judgements is a metric
+    of the play, the whole is counted as a failure that names the last one. Abstains where the play failed, and in mode
     ``pairwise`` where it has nobody to be compared with.
     """
 
@@ -162,14 +162,14 @@ class GenRM(Reward):
 
     def _votes(self) -> Votes:
         if self._judge is None:
-            raise RelaxError(
-                f"placement {self.config.placement} asks an engine, which only a run has: train or evaluate one"
-            )
-        worst, best = self.config.scale
-        read = (
-            read_verdict if self.config.mode == "pairwise" else lambda text, stop: read_score(text, stop, worst, best)
+            where = self.config.placement
+            raise RelaxError(f"placement {where} asks an engine, which only a run has: train or evaluate one")
+        return Votes(self._judge, self.config, self._cache, self._read)
+
+    def _read(self, text: str, stop: Stop) -> Reading:
+        return (
+            read_verdict(text, stop) if self.config.mode == "pairwise" else read_score(text, stop, *self.config.scale)
         )
-        return Votes(self._judge, self.config, self._cache, read)
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -188,6 +188,6 @@ class GenRM(Reward):
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items(), key=str))
         last = " ".join(unread[-1].text.split()) if unread else ""
         return RelaxError(
-            f"{len(judged) - len(unread)} of {len(judged)} judgements could be read, a share of {self.config.min_read:g} "
+            f"{len(judged) - len(unread)} of {len(judged)} judgements could be read, of which {self.config.min_read:g} "
             f"must be ({reasons}); the last that could not: {last[-160:]!r}"
         )

@@ -28,8 +28,8 @@ _TAG = re.compile(r"</?([A-Za-z][\w-]*)>")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """``[system]`` and ``[user]`` on lines of their own begin messages; ``{{place}}`` is filled, and what stands between
-    the lines ``{{#place}}`` and ``{{/place}}`` is there only if the place has something in it."""
+    """``[system]`` and ``[user]`` on lines of their own begin messages; ``{{place}}`` is filled, and what stands
+    between the lines ``{{#place}}`` and ``{{/place}}`` is there only if the place has something in it."""
 
     messages: tuple[tuple[Role, str], ...]
     marks: frozenset[str]
