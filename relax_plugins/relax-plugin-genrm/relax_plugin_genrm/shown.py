@@ -18,6 +18,7 @@ from relax_core.types import (
     ToolCall,
     ToolResult,
     Trajectory,
+    Turn,
     Video,
 )
 from relax_envs.rewards.conversation import plain
@@ -65,7 +66,7 @@ class Shown:
 
     def task(self, trajectory: Trajectory) -> list[Part]:
         """What was said before the first reply."""
-        turns = trajectory.turns
+        turns = _line(trajectory.turns)
         return self._messages(turns[0].prompt if turns else trajectory.task.messages)
 
     def last(self, trajectory: Trajectory) -> list[Part]:
@@ -74,11 +75,14 @@ class Shown:
         return self._reply(turns[-1].reply) if turns else [NOT_GIVEN]
 
     def conversation(self, trajectory: Trajectory) -> list[Part]:
-        """Everything from the first reply on; messages stand between marks of their roles where there are several."""
+        """Everything from the first reply to the last one, what was said between them included; messages stand between
+        marks of their roles where there are several."""
         said: list[Message] = []
-        for place, turn in enumerate(trajectory.turns):
+        for place, turn in enumerate(_line(trajectory.turns)):
             said += [*(turn.prompt if place else ()), turn.reply]
-        return self._messages(said) if len(said) != 1 else self._reply(said[0])
+        if len(said) < 2:
+            return self.last(trajectory)
+        return self._messages(said)
 
     def reference(self, trajectory: Trajectory) -> list[Part]:
         """The task's answer; nothing where it has none."""
@@ -117,6 +121,16 @@ class Shown:
         if isinstance(part, ToolCall):
             return [Text(self.defuse(f"[calls {part.name} {_json(dict(part.arguments))}]"))]
         return []  # how tools are declared is nothing to judge
+
+
+def _line(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns of the conversation that ends with the last one; a play may have others."""
+    found: list[Turn] = []
+    place = len(turns) - 1
+    while place >= 0:
+        found.insert(0, turns[place])
+        place = turns[place].after
+    return found
 
 
 def _json(value: Any) -> str:
