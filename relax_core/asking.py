@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relax_core.chat import Chat, Seat
-from relax_core.types import Message, Sampling, Stop
+from relax_core.config.schema import PlayLimits
+from relax_core.errors import RelaxError
+from relax_core.types import Encoded, Message, Sampling, Stop
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Engine, ModelAdapter
 
+LIMITS = PlayLimits(tokens=1 << 40)
+"""What is too long for it the engine says by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something to ask. ``key`` and ``draw`` name its random draws: make the key of what is asked, and what is asked
-    again is answered the same, by whoever it is asked and in whatever order."""
+    """Something to ask. ``key`` and ``draw`` name its random draws. Make the key of the messages: equal keys are taken
+    for equal messages, and what is asked again is answered the same, whoever asks it and in whatever order."""
 
     messages: tuple[Message, ...]
     sampling: Sampling
@@ -32,6 +37,10 @@ class Answer:
     text: str
     stop: Stop
     version: int | None = None
+
+
+Asked = tuple[Question, Encoded | RelaxError]
+"""A question with its tokens, or why it has none."""
 
 
 class Asker:
@@ -58,23 +67,62 @@ class Asker:
 
         ``at_once`` questions are asked at the same time; ``deadline``: seconds for each, from when it is.
         """
+        prompts: dict[str, Encoded | RelaxError] = {}
+        try:
+            for question in questions:
+                if question.key not in prompts:
+                    prompts[question.key] = await self._encoded(question.messages)
+            return await self._ask([(q, prompts[q.key]) for q in questions], at_once, deadline)
+        finally:
+            for prompt in prompts.values():
+                self._release(prompt)
+
+    # --- prompts ------------------------------------------------------------------------------------------------------
+
+    async def _encoded(self, messages: tuple[Message, ...]) -> Encoded | RelaxError:
+        """With its media retained, or why it cannot be; media are decoded in a thread."""
+        if not any(m.media() for m in messages):
+            return self._encode(messages)
+        work = asyncio.ensure_future(asyncio.to_thread(self._encode, messages))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(lambda done: self._release(done.result()))
+            raise
+
+    def _encode(self, messages: tuple[Message, ...]) -> Encoded | RelaxError:
+        try:
+            with self.adapter.media.holding():
+                encoded = self.adapter.encode(messages)
+                self.adapter.media.retain(ref.key for ref in encoded.media)
+        except RelaxError as error:
+            return error
+        return encoded
+
+    def _release(self, prompt: Encoded | RelaxError) -> None:
+        if isinstance(prompt, Encoded):
+            self.adapter.media.release(ref.key for ref in prompt.media)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, asked: Sequence[Asked], at_once: int, deadline: float) -> list[Answer | BaseException]:
         if not self._deterministic:
-            return await self._together(questions, asyncio.Semaphore(at_once), deadline)
+            return await self._together(asked, asyncio.Semaphore(at_once), deadline)
         found: list[Answer | BaseException] = []
         async with self._one_call:
-            for start in range(0, len(questions), at_once):
-                part = questions[start : start + at_once]
+            for start in range(0, len(asked), at_once):
+                part = asked[start : start + at_once]
                 found += await self._together(part, asyncio.Semaphore(at_once), deadline)
         return found
 
     async def _together(
-        self, questions: Sequence[Question], places: asyncio.Semaphore, deadline: float
+        self, asked: Sequence[Asked], places: asyncio.Semaphore, deadline: float
     ) -> list[Answer | BaseException]:
         """Everyone enters before anyone asks: then an engine that waits for all of them has all in one batch."""
         tasks = []
-        for place, question in enumerate(questions):
+        for place, (question, prompt) in enumerate(asked):
             self.engine.enter("reward")
-            task = asyncio.create_task(self._answer(question, place, places, deadline))
+            task = asyncio.create_task(self._answer(question, prompt, place, places, deadline))
             task.add_done_callback(lambda _: self.engine.leave("reward"))
             tasks.append(task)
         try:
@@ -83,10 +131,14 @@ class Asker:
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, question: Question, place: int, places: asyncio.Semaphore, deadline: float) -> Answer:
+    async def _answer(
+        self, question: Question, prompt: Encoded | RelaxError, place: int, places: asyncio.Semaphore, deadline: float
+    ) -> Answer:
+        if isinstance(prompt, RelaxError):
+            raise prompt
         seat = Seat(self._seed, question.key, 0, question.draw, (place,), "reward")
         async with places, asyncio.timeout(deadline):
-            chat = Chat(self.engine, self.adapter, question.sampling, seat)
+            chat = Chat(self.engine, self.adapter, question.sampling, seat, lambda _: prompt, LIMITS)
             try:
                 reply = await chat(*question.messages)
             finally:
