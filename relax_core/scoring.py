@@ -16,8 +16,9 @@ from relax_core.types import Group, Task, Trajectory
 
 if TYPE_CHECKING:
     from relax_core.asking import Asker
-    from relax_core.config.schema import RewardSection
+    from relax_core.config.schema import RewardSection, RunConfig
     from relax_core.interfaces import Reward
+    from relax_core.plugins import Stack
     from relax_core.run import Run
 
 Outcome = float | Mapping[str, float | None] | BaseException | None
@@ -43,11 +44,11 @@ class Graders(ABC):
         """Let every reward give back what it holds: connections, processes."""
 
 
-def asks_policy(run: Run) -> bool:
+def asks_policy(config: RunConfig, stack: Stack) -> bool:
     """Whether a reward of the run asks the run's own engine."""
     return any(
-        run.stack.load("rewards", section.id).asks_policy(run.stack.config("rewards", section, f"rewards.{i}"))
-        for i, section in enumerate(run.config.rewards)
+        stack.load("rewards", section.id).asks_policy(stack.config("rewards", section, f"rewards.{i}"))
+        for i, section in enumerate(config.rewards)
     )
 
 

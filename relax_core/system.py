@@ -104,7 +104,7 @@ class System:
     def _stages(self) -> Iterator[tuple[str, Placed]]:
         """Every stage between rollout and trainer, with its name; scoring once for each worker."""
         forget = self.roles.players.forget
-        turn = self.turns.of_engine if asks_policy(self.run) else nullcontext
+        turn = self.turns.of_engine if asks_policy(self.run.config, self.run.stack) else nullcontext
         score = Score(self.run, self.roles.graders, self.bus, self.admission, self.rollout.decided, forget, turn)
         yield from ((f"score-{i}", Here(score, f"score-{i}")) for i in range(SCORE_WORKERS))
         yield from self.roles.stages.items()

@@ -93,9 +93,7 @@ def test_images_sounds_and_videos_are_judged_and_told_apart() -> None:
     kinds = [picture(10), picture(200), sound(440), sound(880), clip(10), clip(200)]
     plays = [play(i, medium) for i, medium in enumerate([*kinds, picture(10)])]
     read, scorer = scored(*plays)
-    assert read == len(kinds), (
-        scorer.last_failure
-    )  # equal prompts once
+    assert read == len(kinds), scorer.last_failure  # equal prompts once
     for one in plays:
         assert one.metrics["genrm/unread/failed"] == 0 == one.metrics["genrm/unread/late"], scorer.last_failure
         assert one.metrics["genrm/cached"] == 1.0

@@ -182,7 +182,7 @@ class GraderActor(Visitor):
     async def ready(self) -> None:
         run = run_of(self._resolved, self._role)
         policy: Asker | None = None
-        if asks_policy(run):
+        if asks_policy(run.config, run.stack):
             adapter, media = adapter_of(run)
             policy = Asker(await self.connect(media), adapter, run.config.seed, self._deterministic)
         self._scorer = Scorer.of(run)

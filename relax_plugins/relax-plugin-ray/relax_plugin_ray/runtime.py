@@ -171,7 +171,7 @@ class RayRuntime(Runtime):
         from relax_plugin_ray.plays import GraderActor, actor_of
         from relax_plugin_ray.pool import Pool
 
-        asking, deterministic = asks_policy(run), self._deterministic(run)
+        asking, deterministic = asks_policy(run.config, run.stack), self._deterministic(run)
 
         def create(index: int) -> Any:
             engines = self._engine_actors if asking else []
