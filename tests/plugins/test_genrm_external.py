@@ -180,7 +180,7 @@ def test_a_busy_judge_is_asked_again(server: ChatServer) -> None:
 
 def test_garbage_among_votes(server: ChatServer) -> None:
     server.answer = lambda number, body: ("Score: 4", "?", "Score: 8")[number % 3]
-    settings = {"votes": 3, "temperature": 1.0, "concurrency": 1}
+    settings: dict[str, Any] = {"votes": 3, "temperature": 1.0, "concurrency": 1}
     play = played("x")
     assert values(judge(server, **settings), play)[0] == [pytest.approx(0.6)]
     assert play.metrics["genrm/unread/unreadable"] == pytest.approx(1 / 3) and "genrm/failures" not in play.metrics

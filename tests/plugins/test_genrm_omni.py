@@ -90,7 +90,7 @@ def scored(*plays: Trajectory, **settings: Any) -> tuple[int, Scorer]:
 
 
 def test_images_sounds_and_videos_are_judged_and_told_apart() -> None:
-    kinds = [picture(10), picture(200), sound(440), sound(880), clip(10), clip(200)]
+    kinds: list[Part] = [picture(10), picture(200), sound(440), sound(880), clip(10), clip(200)]
     plays = [play(i, medium) for i, medium in enumerate([*kinds, picture(10)])]
     read, scorer = scored(*plays)
     assert read == len(kinds), scorer.last_failure  # equal prompts once

@@ -64,7 +64,8 @@ def test_the_engine_sleeps_when_nobody_asks_it_any_more() -> None:
 
 def test_an_error_of_who_asks_gives_the_turn_back() -> None:
     async def main() -> None:
-        t = turns(log := [])
+        log: list[str] = []
+        t = turns(log)
         await t.to_engine()
         try:
             async with t.of_engine():
@@ -78,7 +79,8 @@ def test_an_error_of_who_asks_gives_the_turn_back() -> None:
 
 def test_with_devices_of_their_own_nobody_waits() -> None:
     async def main() -> None:
-        t = turns(log := [], shared=False)
+        log: list[str] = []
+        t = turns(log, shared=False)
         async with t.of_engine():
             await t.to_trainer()
             async with t.of_engine():
