@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(110)
 DIGITS = ["0", "1", "2", "3", "4", "5"]
 POLICY = {
     "id": "text",
-    "tiny": {"words": ["last", "of", "?", *WORDS], "hidden": 32, "layers": 1, "unknown_words": "keep"},
+    "tiny": {"words": ["last", "of", "?", *WORDS, *DIGITS], "hidden": 32, "layers": 1, "unknown_words": "keep"},
 }
 JUDGE = {"id": "text", "tiny": {"words": DIGITS, "hidden": 32, "layers": 1, "unknown_words": "keep"}}
 VOTES = {"id": "genrm", "scale": [0, 5], "votes": 6, "temperature": 1.0, "max_new_tokens": 2, "min_read": 0.1}
@@ -70,7 +70,9 @@ def test_training_is_the_same_with_and_without_a_judge(tmp_path: Path) -> None:
     own = trained(tmp_path / "own", {**OWN, "weight": 0.0})
     shared = trained(tmp_path / "shared", {**SHARED, "weight": 0.0})
     again = trained(tmp_path / "again", {**SHARED, "weight": 0.0})
-    assert all(step["judgements"] == 6 for step in judged(shared))
+    for directory in (own, shared):
+        assert all(step["judgements"] == 6 for step in judged(directory))
+        assert any(step["score"] is not None for step in judged(directory))
     assert without_judge(own) == without_judge(shared) == without_judge(alone)
     assert weights(own) == weights(shared) == weights(alone) and weights(alone)
     assert metrics(again) == metrics(shared)
@@ -105,6 +107,20 @@ def test_plays_compared_by_the_policy(tmp_path: Path) -> None:
     directory = trained(tmp_path, {**SHARED, "mode": "pairwise", "votes": 2, "min_read": 0.01}, steps=2)
     assert all(0 < step["judgements"] <= 12 for step in judged(directory))
     assert all(step["unread/failed"] == 0 for step in judged(directory))
+
+
+@pytest.mark.parametrize("judge", [OWN, SHARED], ids=["own", "shared"])
+def test_a_judged_step_comes_out_again(
+    tmp_path: Path, judge: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A frozen judge is asked again; what the policy said as its own judge is kept: its weights are no more."""
+    from relax_core.replay import main
+
+    directory = trained(tmp_path, {**judge, "weight": 0.5}, steps=2, evaluation=[])
+    capsys.readouterr()
+    assert main(directory, 1) == 0
+    text = capsys.readouterr().out
+    assert "reward genrm" in text and text.splitlines()[-1] == "everything is equal to the last bit"
 
 
 def test_a_judge_that_is_never_read_ends_the_run_by_what_it_said(tmp_path: Path) -> None:
