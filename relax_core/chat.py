@@ -36,9 +36,7 @@ from relax_core.types import (
 )
 
 if TYPE_CHECKING:
-    from typing import Literal
-
-    from relax_core.interfaces import Engine, ModelAdapter
+    from relax_core.interfaces import Engine, ModelAdapter, Pool
     from relax_core.play_clock import PlayClock
 
 
@@ -64,7 +62,7 @@ class Seat:
     attempt: int
     member: int
     order: tuple[int, ...]
-    pool: Literal["train", "eval"] = "train"
+    pool: Pool = "train"
 
 
 class PlayOver(BaseException):
