@@ -167,6 +167,26 @@ def decode(
     raise typer.Exit(run_decode(files, as_json=json, kind=kind, model=model, plugins=plugin or [], run=run))
 
 
+@app.command(name="new-plugin")
+def new_plugin(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="As run files will call it, such as zoom-in.", show_default=False)
+    ],
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="environment, reward, algorithm, modality, engine or callback; may be repeated."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Where to write it; default: ./relax-plugin-NAME.", show_default=False)
+    ] = None,
+    traceback: Traceback = False,
+) -> None:
+    """Write a plugin of your own: a working, tested distribution to begin with."""
+    from relax_core.new_plugin.render import main as render
+
+    raise typer.Exit(render(name, kind or [], folder))
+
+
 @app.command()
 def schema(
     run_file: Annotated[
