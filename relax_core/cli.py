@@ -177,7 +177,8 @@ def new_plugin(
         typer.Option("--kind", help="environment, reward, algorithm, modality, engine or callback; may be repeated."),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where to write it; default: ./relax-plugin-NAME.", show_default=False)
+        Path | None,
+        typer.Option("--folder", help="Where to write it; default: ./relax-plugin-NAME.", show_default=False),
     ] = None,
     traceback: Traceback = False,
 ) -> None:

@@ -21,8 +21,8 @@ Say = Callable[[Request], Sequence[int] | Awaitable[Sequence[int]]]
 class ScriptedEngine(Engine):
     """Answers what ``say`` gives, as sampled by version 0 with log-prob 0; cut at the request's limit.
 
-    ``stop_ids``: what ends a reply that is whole (``ModelAdapter.stop_ids``). When ``say`` raises EngineError it is dead,
-    which ends a play instead of becoming an error of it.
+    ``stop_ids``: what ends a reply that is whole (``ModelAdapter.stop_ids``). When ``say`` raises EngineError it is
+    dead, which ends a play instead of becoming an error of it.
     """
 
     def __init__(self, say: Say, stop_ids: frozenset[int]) -> None:

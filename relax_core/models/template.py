@@ -80,9 +80,7 @@ class ChatTemplate:
 
         Raises DataError for a word outside the vocabulary.
         """
-        encoded = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
-        )
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
         special = special_tokens(self.tokenizer)
         if (wrong := next((i for i, token in enumerate(ids) if token in special), None)) is not None:
