@@ -36,9 +36,10 @@ def check_reward(reward: Reward, examples: Sequence[Example] = (), *, seconds: f
     """Raise AssertionError, saying what is wrong, unless the reward keeps its promises.
 
     It gives a finite number, a mapping of these, or None. It is right about the ``examples``, and as odd plays of their
-    tasks come (no turn, an error, an empty reply, a huge one, no answer) it scores or abstains, and does not raise. The
-    same play gets the same, again and beside others; the play stays as it was; ``score_group`` has a value for each
-    play; ``close`` may be called twice. The reward is closed behind it. ``seconds``: what each of these may take.
+    tasks come (no turn, an error, an empty reply, a huge one) it scores or abstains, and does not raise; a task without
+    an answer or metadata may be a DataError. The same play gets the same, again and beside others; but for metrics the
+    play stays as it was; ``score_group`` has a value for each play; ``close`` may be called twice. The reward is closed
+    behind it. ``seconds``: what all of this may take.
     """
     run_within(seconds, f"reward {type(reward).__name__}", lambda: _check(reward, examples))
 
@@ -47,11 +48,14 @@ async def _check(reward: Reward, examples: Sequence[Example]) -> None:
     try:
         plays = [trajectory for trajectory, _ in examples]
         for i, (trajectory, wanted) in enumerate(examples):
-            found = await _value(reward, trajectory, f"examples[{i}]")
+            found = await _scored(reward, trajectory, f"examples[{i}]")
             assert _equal(found, wanted), f"examples[{i}]: found {found!r}, should be {wanted!r}: {_said(trajectory)}"
-        for name, trajectory in odd_plays([t.task for t in plays[:3]] or [Task("t", (), "answer")]):
-            await _value(reward, trajectory, name)
+        tasks = [trajectory.task for trajectory in plays[:3]] or [Task("t", (), "answer")]
+        for name, trajectory in odd_plays(tasks):
+            await _scored(reward, trajectory, name)
             plays.append(trajectory)
+        for name, trajectory in odd_tasks(tasks[0]):
+            await _scored(reward, trajectory, name, data_error=True)
         await check_again(reward, plays)
         await check_group(reward, plays)
     finally:
@@ -76,21 +80,33 @@ def odd_plays(tasks: Sequence[Task]) -> Iterator[tuple[str, Trajectory]]:
             ("many turns", played(*(f"reply {i}" for i in range(50)))),
         ):
             yield name, replace(trajectory, task=task)
-    task = tasks[0]
+
+
+def odd_tasks(task: Task) -> Iterator[tuple[str, Trajectory]]:
+    """Plays of tasks that lack what may be needed to score them."""
     yield "a task without an answer", replace(played("42"), task=replace(task, answer=None))
     yield "a task without metadata", replace(played("42"), task=replace(task, metadata={}))
+
+
+async def _scored(reward: Reward, trajectory: Trajectory, name: str, *, data_error: bool = False) -> RewardValue:
+    """Likewise, where it must not raise; ``data_error``: but for a DataError."""
+    try:
+        return await _value(reward, trajectory, name)
+    except AssertionError:
+        raise
+    except Exception as error:
+        if data_error and isinstance(error, DataError):
+            return None
+        raise AssertionError(
+            f"{name}: raises {_told(error)}: return None to abstain where there is nothing to score: "
+            f"{_said(trajectory)}"
+        ) from error
 
 
 async def _value(reward: Reward, trajectory: Trajectory, name: str) -> RewardValue:
     """What it says of a play, which must be something that a reward may say; the play stays as it was."""
     before = _as_text(trajectory)
-    try:
-        found = await reward(trajectory)
-    except Exception as error:
-        raise AssertionError(
-            f"{name}: raises {_told(error)}: return None to abstain where there is nothing to score: "
-            f"{_said(trajectory)}"
-        ) from error
+    found = await reward(trajectory)
     check_value(found, name)
     assert _as_text(trajectory) == before, f"{name}: the reward changed the play: leave it as it is"
     return found

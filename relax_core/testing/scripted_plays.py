@@ -73,7 +73,7 @@ def _run_of(label: str, turns: int | None) -> Run:
     from relax_core.run import Run
 
     none = {"id": "none"}
-    section = {"id": label, **({"limits": {"turns": turns}} if turns else {})}
+    section = {"id": label, "limits": {"turns": turns, "tokens": 1 << 24}}
     raw = {"name": "play", "steps": 1, "groups_per_step": 1, "model": none, "algorithm": none, "rewards": (none,)}
     sampling = {"max_new_tokens": 1 << 30}
     config = RunConfig.model_validate({**raw, "environments": (section,), "sampling": sampling})
