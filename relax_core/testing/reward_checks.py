@@ -170,7 +170,9 @@ def _equal(found: RewardValue, wanted: RewardValue) -> bool:
 
 
 def _as_text(trajectory: Trajectory) -> bytes:
-    return serial.dumps([serial.task_to_json(trajectory.task, _unread), serial.trajectory_to_json(trajectory, _unread)])
+    """What was played; a reward may note metrics."""
+    said = serial.trajectory_to_json(replace(trajectory, metrics={}), _unread)
+    return serial.dumps([serial.task_to_json(trajectory.task, _unread), said])
 
 
 def _unread(part: MediaPart) -> Decoded:
