@@ -1,4 +1,4 @@
-"""What a play by hand needs, laid out: adapter, rewards and files of the run, and an engine that says what is wanted."""
+"""What a play by hand needs: the run's adapter, rewards and files, and an engine that says what is wanted."""
 
 from __future__ import annotations
 

@@ -69,6 +69,7 @@ def person(adapter: ModelAdapter, note: Callable[[str], None], stream: TextIO | 
             note("reply> ")
             line = await lines.next()
             if line is None:
+                note("\n")
                 raise PlayOver(Stop.ABORT)
             try:
                 return said(as_reply(line), adapter)
