@@ -49,7 +49,7 @@ class Show:
                 self._print(f"no message: {m!r:.200}", "red")
 
     def replied(self, reply: Reply) -> None:
-        self._head("assistant", f" ({reply.tokens} tokens, {reply.stop})")
+        self._head("assistant", f" ({_count(reply.tokens, 'token')}, {reply.stop})")
         self._text(reply.text)
         for call in reply.calls:
             if isinstance(call, CallError):
@@ -67,8 +67,8 @@ class Show:
         sampled, total = sum(s.sampled for s in samples), sum(len(s.ids) for s in samples)
         rewrites = int(trajectory.metrics.get("rewrites", 0))
         self._print(
-            f"end: {trajectory.stop}; {len(trajectory.turns)} turns; {sampled} tokens sampled, {total - sampled} "
-            f"observed, in {len(samples)} samples ({rewrites} rewrites)",
+            f"end: {trajectory.stop}; {_count(len(trajectory.turns), 'turn')}; {_count(sampled, 'token')} sampled, "
+            f"{total - sampled} observed, in {_count(len(samples), 'sample')} ({_count(rewrites, 'rewrite')})",
             "bold",
         )
         if trajectory.error is not None:
@@ -141,6 +141,10 @@ def _size(decoded: Decoded) -> str:
 
 def _called(call: ToolCall) -> str:
     return f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False, default=repr)})"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _number(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +29,8 @@ def import_heavy() -> None:
 def run_command(words: Sequence[str], project: Path, site: Path, limit_s: float = LIMIT_S) -> tuple[int, str]:
     """Exit code and output of a command, called in the project's folder with what is installed in ``site``.
 
-    ``pip install -e .`` installs there instead: this environment stays as it is.
+    ``pip install -e .`` puts the metadata there, and this environment stays as it is; the package itself is taken from
+    the project's folder, as from any editable install.
     """
     from relax_core import cli
 
@@ -37,8 +39,17 @@ def run_command(words: Sequence[str], project: Path, site: Path, limit_s: float 
     if list(words[:3]) == ["python", "-m", "pytest"]:
         return forked(lambda: _pytest(words[3:]), project, site, limit_s)
     if list(words) == ["pip", "install", "-e", "."]:
-        words = [sys.executable, "-m", "pip", "install", *INSTALL, "--target", str(site), "."]
+        return _install(project, site, limit_s)
     done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=limit_s)
+    return done.returncode, done.stdout + done.stderr
+
+
+def _install(project: Path, site: Path, limit_s: float) -> tuple[int, str]:
+    words = [sys.executable, "-m", "pip", "install", *INSTALL, "--target", str(site), "--upgrade", "."]
+    done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=limit_s)
+    for path in site.iterdir() if site.is_dir() else ():
+        if path.is_dir() and path.suffix != ".dist-info":
+            shutil.rmtree(path)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -61,7 +72,7 @@ def forked(call: Callable[[], object], project: Path, site: Path, limit_s: float
         torch.set_num_threads(1)  # threads do not survive a fork
         os.chdir(project)
         os.environ["COLUMNS"] = "160"
-        sys.path.insert(0, str(site))
+        sys.path[:0] = [str(project), str(site)]
         installed_plugins.cache_clear()
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for number in (1, 2):

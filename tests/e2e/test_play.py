@@ -140,7 +140,7 @@ def test_a_scripted_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert replies(trajectory) == ["cat dog"] and trajectory["rewards"]["exact"] == 0.0
     assert trajectory["task"]["id"] in said
     assert "assistant (3 tokens, eos)\n  cat dog\n" in said
-    assert "1 turns; 3 tokens sampled" in said and "in 1 samples (0 rewrites)" in said
+    assert "1 turn; 3 tokens sampled" in said and "in 1 sample (0 rewrites)" in said
     assert "reward 0.000: exact 0.000  format 0.000" in said
     (sample,) = trajectory["samples"]
     assert sum(sample["mask"]) == 3 and set(sample["versions"]) == {-1, 0}

@@ -10,31 +10,28 @@ import pytest
 
 from relax_core.hook_manager import hook_problems
 from relax_core.hookspecs import Callback
+from relax_core.new_plugin.render import chosen_kinds, names_of, render
 from relax_core.testing.commands import import_heavy, run_command
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "write-a-plugin.md").read_text(encoding="utf-8")
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
-def files() -> dict[str, str]:
-    """Path -> content of every block that is a file: its first line names it."""
-    named = {}
-    for language, text in BLOCKS:
-        if language not in ("console", "text"):
-            first = re.match(r"# (\S+)\n", text)
-            assert first, f"a block without the name of its file: {text[:80]}"
-            named[first[1]] = text
-    return named
+def file_of(language: str, text: str) -> str | None:
+    """The path of a block that is a file: its first line names it."""
+    if language in ("console", "text"):
+        return None
+    first = re.match(r"# (\S+)\n", text)
+    assert first, f"a block without the name of its file: {text[:80]}"
+    return first[1]
 
 
-def commands() -> list[tuple[list[str], str]]:
-    """Each command of the console blocks, as words, with the output that the page shows."""
+def commands(text: str) -> list[tuple[list[str], str]]:
+    """Each command of a console block, as words, with the output that the page shows."""
     found = []
-    for language, text in BLOCKS:
-        if language == "console":
-            for call in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-                line, _, output = call.partition("\n")
-                found.append((shlex.split(line), output))
+    for call in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, _, output = call.partition("\n")
+        found.append((shlex.split(line), output))
     return found
 
 
@@ -49,16 +46,26 @@ def pattern(output: str) -> re.Pattern[str]:
 
 @pytest.mark.timeout(300)
 def test_the_page_from_nothing_to_a_trained_run(tmp_path: Path) -> None:
-    project, site = tmp_path / "relax-plugin-odd", tmp_path / "site"
-    for name, text in files().items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(text, encoding="utf-8")
+    """Block by block: a file is written when the page comes to it, a command run with what is there by then."""
+    folder, site = tmp_path, tmp_path / "site"
     import_heavy()
-    for words, output in commands():
-        code, said = run_command(words, project, site)
-        call = f"$ {shlex.join(words)}\n{said}"
-        assert code == (2 if output.startswith("error: ") else 0), call
-        assert pattern(output).fullmatch(said), f"{call}\nThe page shows:\n{output}"
+    for language, text in BLOCKS:
+        if name := file_of(language, text):
+            (folder / name).write_text(text, encoding="utf-8")
+        for words, output in commands(text) if language == "console" else ():
+            if words[0] == "cd":
+                folder = folder / words[1]
+                continue
+            code, said = run_command(words, folder, site)
+            call = f"$ {shlex.join(words)}\n{said}"
+            assert code == (2 if output.startswith("error: ") else 0), call
+            assert pattern(output).fullmatch(said), f"{call}\nThe page shows:\n{output}"
+
+
+def test_the_page_shows_what_is_rendered() -> None:
+    rendered = render(names_of("odd"), chosen_kinds(["environment", "reward"]))
+    shown = next(text for language, text in BLOCKS if file_of(language, text) == "pyproject.toml")
+    assert shown == "# pyproject.toml\n" + rendered["pyproject.toml"]
 
 
 def test_the_tree_shows_every_file() -> None:
@@ -71,7 +78,9 @@ def test_the_tree_shows_every_file() -> None:
             folder = name
         else:
             shown.append((folder if line.startswith("    ") else "") + name)
-    assert sorted(shown) == sorted(files())
+    written = {name for language, text in BLOCKS if (name := file_of(language, text))}
+    rendered = render(names_of("odd"), chosen_kinds(["environment", "reward"]))
+    assert sorted(shown) == sorted(written | set(rendered))
 
 
 REFUSED = re.findall(r"^\| `((?:async )?def .*?)` \| (.*) \|$", PAGE, flags=re.MULTILINE)
