@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-LIMIT_S = 90
+LIMIT_S = 180
 """Of one command."""
 INSTALL = ["-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
 

@@ -53,7 +53,7 @@ def works(folder: Path, *kinds: str) -> None:
     assert made["versions"]["zoom-in"] == "relax-plugin-zoom-in 0.1.0"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_all_kinds_together(tmp_path: Path) -> None:
     """But an engine, whose checks take their time."""
     works(tmp_path, *(kind for kind in KINDS if kind != "engine"))

@@ -44,7 +44,7 @@ def pattern(output: str) -> re.Pattern[str]:
     return re.compile("".join(lines))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_page_from_nothing_to_a_trained_run(tmp_path: Path) -> None:
     """Block by block: a file is written when the page comes to it, a command run with what is there by then."""
     folder, site = tmp_path, tmp_path / "site"
