@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,15 +20,15 @@ from relax_core.config.columns import planned_stages
 from relax_core.config.resolve import component_problems
 from relax_core.errors import DataError, RelaxError
 from relax_core.hook_manager import describe
-from relax_core.interfaces import Completion, Engine, Interrupt, Request, Rewritten, Segment
+from relax_core.interfaces import Rewritten, Segment
+from relax_core.scripted import ScriptedEngine
 from relax_core.tasks import located
-from relax_core.types import MEDIA_KINDS, Encoded, MediaRef, Message, Sampling, Stop, Task, Text, Version, message
+from relax_core.types import MEDIA_KINDS, Encoded, MediaRef, Message, Sampling, Task, Text, message
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Environment, ModelAdapter
     from relax_core.media import MediaStore
     from relax_core.run import Run
-    from relax_core.weights import WeightUpdate
 
 HEAD, RANDOM = 32, 32
 """Tasks of each split that are encoded, their media decoded: at its beginning, and at random among the others."""
@@ -212,32 +212,14 @@ def _counts(kinds: Counter[str] | Counter[Literal["image", "audio", "video"]]) -
 # --- the template, turn by turn -------------------------------------------------------------------------------------
 
 
-class ScriptedEngine(Engine):
-    """Answers with the replies that it was given, and keeps the prompts that it got."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.reply: list[int] = []
-        self.prompt = Encoded([])
-
-    async def generate(self, request: Request) -> Completion:
-        self.prompt = request.prompt
-        n = len(self.reply)
-        return Completion(list(self.reply), [0.0] * n, [Version(0, 0)] * n, Stop.EOS)
-
-    async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None: ...
-
-    async def health(self) -> Mapping[str, float]:
-        return {}
-
-
 def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: list[str]) -> Iterator[str]:
     """Play a task for some turns with made-up replies, through the very code that plays it in training.
 
     At each sampling the tokens so far must be those of the template for the whole history; where the template rewrites
     what was sampled, a new sample must start. The reasons for that go into ``rewrites``.
     """
-    engine = ScriptedEngine()
+    reply: list[int] = []
+    engine = ScriptedEngine(lambda request: reply, adapter.stop_ids)
     chat = Chat(engine, adapter, Sampling(), Seat(0, task.id, 0, 0, (0,)))
     said = Message("assistant", (Text(_words(task)),))
     more = message("user", _words(task, ask=True))
@@ -245,7 +227,7 @@ def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: list[str]
         for turn in range(TURNS):
             new = [more] if turn else list(task.messages)
             wanted = adapter.encode([*chat.history, *new])
-            engine.reply = _reply(adapter, wanted.ids, adapter.encode([*chat.history, *new, said, more]).ids)
+            reply[:] = _reply(adapter, wanted.ids, adapter.encode([*chat.history, *new, said, more]).ids)
             asyncio.run(chat(*new))
             yield from (f"turn {turn}: {line}" for line in difference(engine.prompt, wanted))
         rewrites += chat.rewrites

@@ -89,6 +89,20 @@ class ChatTemplate:
         self._check(history)
         return self._tokens(self.render(history, prompt=True))
 
+    def reply(self, text: str) -> list[int]:
+        """The ids of a reply of this text, which may spell special tokens but holds none, and its end of turn.
+
+        Raises DataError for a word outside the vocabulary.
+        """
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+        ids: list[int] = encoded["input_ids"]
+        special = special_tokens(self.tokenizer)
+        if (wrong := next((i for i, token in enumerate(ids) if token in special), None)) is not None:
+            begin, end = encoded["offset_mapping"][wrong]
+            raise DataError(f"a reply: the model has no word for {text[begin:end]!r}: use words of its vocabulary")
+        eos = self.tokenizer.eos_token_id
+        return [*ids, eos if eos in self.stop_ids else min(self.stop_ids)]
+
     def extend(self, history: Sequence[Message], last_id: int, new: Sequence[Message]) -> list[int] | Rewritten:
         """The ids between the reply that ends ``history`` and the next sampling.
 
