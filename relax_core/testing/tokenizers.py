@@ -17,7 +17,7 @@ RELEASED = ("qwen3", "llama3.1", "gemma3", "deepseek-v3")
 
 
 def released(name: str, into: Path) -> Path:
-    """The folder of a model with this tokenizer, in a folder ``into``: its files and a config; skips the test if absent.
+    """The folder of a model with this tokenizer, made in the folder ``into``; skips the test where it was not fetched.
 
     The config is of a small Qwen3, whatever the tokenizer's model was: enough for an adapter, which reads no weights.
     """

@@ -17,7 +17,8 @@ import pytest
 from relax_core.bad_rows import sample_problem
 from relax_core.check import package_problems, static_problems
 from relax_core.check_data import HEAD, RANDOM, sampled
-from relax_core.check_deep import deep_problems, difference, encoding_problems, placeholder_problems
+from relax_core.check_deep import deep_problems, encoding_problems, placeholder_problems
+from relax_core.check_template import difference
 from relax_core.config import yaml
 from relax_core.config.resolve import resolve
 from relax_core.errors import PluginError

@@ -1,0 +1,156 @@
+"""Random conversations for hypothesis: what is said, and how the policy answers.
+
+They are descriptions without tokens, so that one strategy serves every tokenizer; ``Answer.drawn`` makes the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from relax_core.interfaces import ModelAdapter
+from relax_core.testing.conversations import Drawn
+from relax_core.types import Message, Part, Stop, Text, ToolResult, system, user
+
+SECRET = "\ue042"
+"""In every reply, and in nothing else that is said."""
+
+MARKS = (
+    *("<think>", "</think>", "<think>\n", "\n</think>\n\n", "<tool_call>", "</tool_call>", "<tool_response>"),
+    *("</tool_response>", "user\n", "assistant\n", "model\n", "<|im_", "_end|>", "<start_of", "<｜", "\n\n\n"),
+    *("{{ messages }}", "{% endfor %}", "{#", '{"name": "get", "arguments": {}}', "\\n", "&amp;"),
+)
+"""What looks like marks of templates, and is allowed in a text."""
+SPACES = (" ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u200b", "\u2028", "\ufeff", "\x0b", "\x1c")
+WORDS = ("weather", "the answer is 7 .", "don 't", "北京的天气", "مرحبا", "👩‍👩‍👧", "e\u0301", "naïve", "x" * 30)
+
+letters = st.characters(exclude_categories=("Cs", "Co", "Cc"))
+texts: SearchStrategy[str] = st.lists(
+    st.one_of(st.sampled_from(WORDS), st.sampled_from(MARKS), st.sampled_from(SPACES), st.text(letters, max_size=6)),
+    max_size=4,
+).map("".join)
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bit:
+    """Some tokens of a reply: a text as the tokenizer cuts it, or letter by letter, or tokens of no meaning."""
+
+    how: Literal["whole", "letters", "random"]
+    text: str = ""
+    numbers: tuple[int, ...] = ()
+
+    def ids(self, cut: Callable[[str], list[int]], allowed: Sequence[int]) -> list[int]:
+        if self.how == "random":
+            return [allowed[n % len(allowed)] for n in self.numbers]
+        return cut(self.text) if self.how == "whole" else [i for letter in self.text for i in cut(letter)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply. ``cuts`` are where the engine aborts it, in thousandths of its length."""
+
+    bits: tuple[Bit, ...]
+    ends: bool = True
+    cuts: tuple[int, ...] = ()
+
+    def drawn(self, adapter: ModelAdapter, cut: Callable[[str], list[int]], secret: str) -> Drawn:
+        """Its tokens. A secret text stands between any two bits."""
+        never = {*adapter.banned_token_ids, *adapter.stop_ids}
+        allowed = [i for i in range(adapter.vocab_size) if i not in never]
+        ids = self.bits[0].ids(cut, allowed)
+        for bit in self.bits[1:]:
+            ids += cut(secret) + bit.ids(cut, allowed)
+        ids = [i for i in ids if i not in never]  # what spells a special token is one, cut as a whole
+        ids += [min(adapter.stop_ids)] if self.ends else []
+        return Drawn(ids, Stop.EOS if self.ends else Stop.LENGTH, [c * len(ids) // 1000 for c in self.cuts])
+
+
+def bits(words: SearchStrategy[str] = texts) -> SearchStrategy[Bit]:
+    spelled = st.sampled_from(("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|image_pad|>", "<｜end▁of▁sentence｜>"))
+    return st.one_of(
+        words.map(lambda text: Bit("whole", text)),
+        words.map(lambda text: Bit("letters", text)),
+        spelled.map(lambda text: Bit("letters", text)),
+        st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5).map(lambda n: Bit("random", numbers=tuple(n))),
+    )
+
+
+def _shape(before: str, between: str, after: str) -> Callable[[tuple[Bit, Bit]], tuple[Bit, ...]]:
+    def shaped(two: tuple[Bit, Bit]) -> tuple[Bit, ...]:
+        first, second = two
+        return (Bit("whole", before), first, Bit("whole", between), second, Bit("whole", after))
+
+    return shaped
+
+
+CALL = '<tool_call>\n{"name": "get", "arguments": {"city": "北京"}}\n</tool_call>'
+SHAPES = {
+    "plain": ("", "", ""),
+    "thinking": ("<think>\n", "\n</think>\n\n", ""),
+    "thinking, unclosed": ("<think>\n", "", ""),
+    "thinking, opened by the template": ("", "\n</think>\n\n", ""),
+    "call": ("", "", CALL),
+    "two calls": ("", CALL + "\n", CALL),
+    "thinking and a call": ("<think>\n", "\n</think>\n\n", CALL),
+    "half a call": ("", "", CALL[:30]),
+}
+
+
+def answers(words: SearchStrategy[str] = texts, shapes: Sequence[str] = tuple(SHAPES)) -> SearchStrategy[Answer]:
+    one = bits(words)
+    shaped = st.sampled_from(tuple(shapes)).flatmap(lambda name: st.tuples(one, one).map(_shape(*SHAPES[name])))
+    cuts = st.lists(st.integers(0, 999), max_size=2).map(tuple)
+    return st.builds(Answer, shaped, st.sampled_from((True, True, True, False)), cuts)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def contents(words: SearchStrategy[str], media: SearchStrategy[Any] | None) -> SearchStrategy[tuple[Part, ...]]:
+    """Text, or text and media in any order."""
+    text = words.map(Text)
+    part: SearchStrategy[Any] = text if media is None else st.one_of(text, media)
+    return st.one_of(text.map(lambda t: (t,)), st.lists(part, min_size=1, max_size=3).map(tuple))
+
+
+def said(
+    words: SearchStrategy[str] = texts, media: SearchStrategy[Any] | None = None
+) -> SearchStrategy[tuple[Message, ...]]:
+    """The user's text, results of one or several calls, both, or a further word of the system."""
+    content = contents(words, media)
+    asked = content.map(lambda parts: user(*parts))
+    results = st.lists(content.map(lambda parts: ToolResult(parts, "1")), min_size=1, max_size=3)
+    found = results.map(lambda r: Message("tool", tuple(r)))
+    return st.one_of(
+        asked.map(lambda m: (m,)),
+        found.map(lambda m: (m,)),
+        st.tuples(found, asked),
+        words.map(lambda text: (system(text), user(text))),
+    )
+
+
+@dataclass(frozen=True)
+class Exchange:
+    new: tuple[Message, ...]
+    answer: Answer
+
+
+def conversations(
+    words: SearchStrategy[str] = texts,
+    media: SearchStrategy[Any] | None = None,
+    answer: SearchStrategy[Answer] | None = None,
+) -> SearchStrategy[list[Exchange]]:
+    """One to four exchanges; the user, or first the system, opens."""
+    answer = answers(words) if answer is None else answer
+    asked = contents(words, media).map(lambda parts: user(*parts))
+    opening = st.one_of(asked.map(lambda m: (m,)), st.tuples(words.map(system), asked))
+    first = st.builds(Exchange, opening, answer)
+    later = st.lists(st.builds(Exchange, said(words, media), answer), max_size=3)
+    return st.builds(lambda one, more: [one, *more], first, later)
