@@ -46,9 +46,9 @@ class Bit:
     text: str = ""
     numbers: tuple[int, ...] = ()
 
-    def ids(self, cut: Callable[[str], list[int]], allowed: Sequence[int]) -> list[int]:
+    def ids(self, cut: Callable[[str], list[int]], vocab_size: int) -> list[int]:
         if self.how == "random":
-            return [allowed[n % len(allowed)] for n in self.numbers]
+            return [n % vocab_size for n in self.numbers]
         return cut(self.text) if self.how == "whole" else [i for letter in self.text for i in cut(letter)]
 
 
@@ -62,13 +62,12 @@ class Answer:
 
     def drawn(self, adapter: ModelAdapter, cut: Callable[[str], list[int]], secret: str) -> Drawn:
         """Its tokens. A secret text stands between any two bits."""
-        never = {*adapter.banned_token_ids, *adapter.stop_ids}
-        allowed = [i for i in range(adapter.vocab_size) if i not in never]
-        ids = self.bits[0].ids(cut, allowed)
+        ids = self.bits[0].ids(cut, adapter.vocab_size)
         for bit in self.bits[1:]:
-            ids += cut(secret) + bit.ids(cut, allowed)
-        ids = [i for i in ids if i not in never]  # what spells a special token is one, cut as a whole
-        ids += [min(adapter.stop_ids)] if self.ends else []
+            ids += cut(secret) + bit.ids(cut, adapter.vocab_size)
+        never = {*adapter.banned_token_ids, *adapter.stop_ids}  # by chance, or spelled and cut as a whole
+        ids = [i for i in ids if i not in never]
+        ids += [sorted(adapter.stop_ids)[len(ids) % len(adapter.stop_ids)]] if self.ends else []
         return Drawn(ids, Stop.EOS if self.ends else Stop.LENGTH, [c * len(ids) // 1000 for c in self.cuts])
 
 

@@ -1,8 +1,8 @@
 """Conversations whose replies are given as tokens, played through a real adapter, and what must hold of each turn.
 
 told = Told(adapter)
-told.say(user("what"), reply=Drawn(told.ids("hello") + told.end))     # checks everything, and keeps the chat
-told.chat.samples, told.rewritten
+told.say(user("what"), reply=Drawn([*told.ids("hello"), end]))     # plays and checks one turn
+told.chat.samples, told.chat.rewrites
 
 What was sampled is trained, once, as it was sampled; what lies between is the template's own; a text that was sampled
 is never tokenised again, except as the context of a new sample where the template rewrites the past.
@@ -121,17 +121,26 @@ def tokenised(tokenizer: PreTrainedTokenizerFast) -> Iterator[list[str]]:
 # --- a conversation, checked turn by turn -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Row:
+    """What the policy has read and written when a turn ends. ``number``: of its sample."""
+
+    number: int
+    tokens: Encoded
+    written: bool
+    """Whether its replies are, letter for letter, as the template writes them."""
+
+
 class Told:
     """A chat over an adapter with a chat template. ``say`` plays a turn and raises AssertionError where it is wrong."""
 
-    def __init__(self, adapter: ModelAdapter, secret: str = "") -> None:
+    def __init__(self, adapter: ModelAdapter, secret: str = "", engine: Answers | None = None) -> None:
         """``secret``: a text that is in every reply and in nothing else that is said."""
-        self.adapter, self.secret = adapter, secret
-        self.engine = Answers([])
+        self.adapter, self.secret, self.engine = adapter, secret, engine or Answers([])
         self.chat = Chat(self.engine, adapter, Sampling(max_new_tokens=1 << 20), Seat(0, "told", 0, 0, ()))
         self.refused: list[str] = []
-        self._written = True
-        """Whether the newest sample's replies are as the template itself would write them."""
+        self.rows: list[Row] = []
+        self._branched = False
 
     @property
     def own(self) -> TemplateAdapter:
@@ -141,10 +150,16 @@ class Told:
     def ids(self, text: str) -> list[int]:
         return [int(i) for i in self.own.tokenizer(text, add_special_tokens=False)["input_ids"]]
 
+    def branch(self, turns: int) -> Told:
+        """Another conversation of the play, behind the first ``turns`` replies of this one."""
+        other = Told(self.adapter, self.secret, self.engine)
+        other.chat, other.rows, other._branched = self.chat.branch(turns), self.rows[:turns], turns > 0
+        return other
+
     def say(self, *new: Message, reply: Drawn) -> Reply | None:
         """None where the template refuses what is said: then all is as it was."""
-        history, samples = list(self.chat.history), list(map(_copy, self.chat.samples))
-        kept = bool(samples) and _kept(self.own.template, history, new)
+        history, samples, rewrites = list(self.chat.history), list(map(_copy, self.chat.samples)), self.chat.rewrites[:]
+        end = _end_behind(self.own.template, history, new) if self.rows else None
         self.engine.answers[:] = [reply]
         with tokenised(self.own.tokenizer) as texts:
             try:
@@ -154,48 +169,59 @@ class Told:
                 assert self.chat.history == history and list(map(_copy, self.chat.samples)) == samples, "it left traces"
                 return None
         whole = self.adapter.encode([*history, *new])
-        if len(self.chat.samples) > len(samples):
-            assert not kept, f"a new sample starts where the template keeps the past: {self.chat.rewrites[-1]}"
-            self._check_begun(samples, whole)
-            self._written = True
+        rewritten = self.chat.rewrites[len(rewrites) :]
+        if rewritten or not self.rows:
+            assert end is None, f"a new sample starts where the template keeps the past: {rewritten[0]}"
+            prompt = self._prompt
+            assert (prompt.ids, prompt.media) == (whole.ids, whole.media), "it is not the template's whole text"
+            written = True
         else:
-            self._check_extended(samples, whole, texts)
-            self._written &= kept
-        if self._written:
+            past = self.rows[-1]
+            self._check_extended(past.tokens, whole, texts)
+            stopped = past.tokens.ids[-1] in self.adapter.stop_ids
+            written = past.written and (past.tokens.ids[-1] == end if stopped else end is not None)
+        if written:
             shown, wanted = self._text(self._prompt.ids), self._text(whole.ids)
             assert shown == wanted, f"{shown!r} is not the template's {wanted!r}"
+        begins = bool(rewritten) or self._branched or not self.rows
+        number = len(samples) if begins else self.rows[-1].number
+        self._check_grown(samples, number, begins)
+        sample = self.chat.samples[number]
+        self.rows.append(Row(number, Encoded(sample.ids[:], sample.media, sample.positions), written))
+        self._branched = False
         check_sampled(self.chat.samples, self.engine.given)
-        check_row(self.adapter, self.chat.samples[-1])
+        check_row(self.adapter, sample)
         return said
+
+    @property
+    def _prompt(self) -> Encoded:
+        return self.engine.prompts[-1]
 
     def _text(self, ids: Sequence[int]) -> str:
         """Some tokenizers compose letters with their accents, which a policy may write apart."""
         return unicodedata.normalize("NFC", self.own.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _check_begun(self, samples: list[Any], whole: Encoded) -> None:
-        """A new sample begins with the template's text of the whole conversation."""
-        old = len(samples)
-        assert list(map(_copy, self.chat.samples[:old])) == samples, "a sample that had ended was changed"
-        assert len(self.chat.samples) == old + 1 and len(self.chat.rewrites) == old, "one sample for each rewriting"
-        assert (self._prompt.ids, self._prompt.media) == (whole.ids, whole.media), "it is not the template's whole text"
-
-    def _check_extended(self, samples: list[Any], whole: Encoded, texts: list[str]) -> None:
-        """The newest sample goes on as the whole conversation does behind the last reply."""
-        prompt, (ids, *_, media, _) = self._prompt, samples[-1]
-        assert list(map(_copy, self.chat.samples[:-1])) == samples[:-1], "an older sample was changed"
-        n = len(ids)
+    def _check_extended(self, past: Encoded, whole: Encoded, texts: list[str]) -> None:
+        """The prompt goes on behind the past as the whole conversation does behind the last reply."""
+        prompt, n, media = self._prompt, len(past.ids), len(past.media)
         observed = prompt.ids[n:]
-        assert prompt.ids[:n] == ids and prompt.media[: len(media)] == media, "the past was changed"
+        assert prompt.ids[:n] == past.ids and prompt.media[:media] == past.media, "the past was changed"
         assert observed and observed == whole.ids[-len(observed) :], "what lies between is not the template's own"
         shift = len(prompt.ids) - len(whole.ids)
         wanted = [replace(ref, start=ref.start + shift) for ref in whole.media if ref.start + shift >= n]
-        assert list(prompt.media[len(media) :]) == wanted, "media are elsewhere than in the template's"
+        assert list(prompt.media[media:]) == wanted, "media are elsewhere than in the template's"
         again = [text for text in texts if self.secret and self.secret in text]
         assert not again, f"sampled text was tokenised again: {again[0]!r}"
 
-    @property
-    def _prompt(self) -> Encoded:
-        return self.engine.prompts[-1]
+    def _check_grown(self, before: list[Any], number: int, begins: bool) -> None:
+        """One sample begins, or one goes on; all others are as they were, and so is its own past."""
+        after = list(map(_copy, self.chat.samples))
+        assert len(after) == len(before) + begins, f"{len(after)} samples"
+        for i, old in enumerate(before):
+            grown = tuple(column[: len(old[0])] for column in after[i][:4])
+            assert (grown == old[:4]) if i == number else (after[i] == old), "what was recorded before was changed"
+        prompt = len(self._prompt.ids) if begins else 0
+        assert not any(after[number][1][:prompt]), "what a new sample begins with is trained"
 
 
 def check_sampled(samples: Sequence[Sample], given: Sequence[tuple[int, float, int]]) -> None:
@@ -204,14 +230,18 @@ def check_sampled(samples: Sequence[Sample], given: Sequence[tuple[int, float, i
     for sample in samples:
         n = len(sample.ids)
         assert len(sample.mask) == len(sample.logprobs) == len(sample.versions) == n, "columns of other lengths"
-        rows = zip(sample.ids, sample.mask, sample.logprobs, sample.versions, strict=True)
-        for i, sampled, logprob, version in rows:
-            if sampled:
-                found.append((i, logprob, version))
-            else:
-                assert (logprob, version) == (0.0, -1), "an observation has a log-prob or a version"
-        assert sample.sampled, "a sample without a sampled token"
-    assert found == list(given), "what is trained is not what was sampled"
+        rows = list(zip(sample.ids, sample.mask, sample.logprobs, sample.versions, strict=True))
+        own = [(i, logprob, version) for i, sampled, logprob, version in rows if sampled]
+        assert own, "a sample without a sampled token"
+        assert own == sorted(own, key=_drawn), "a sample has its tokens in another order than they were drawn in"
+        assert all(row[2:] == (0.0, -1) for row in rows if not row[1]), "an observation has a log-prob or a version"
+        found += own
+    assert sorted(found, key=_drawn) == list(given), "what is trained is not what was sampled"
+
+
+def _drawn(token: tuple[int, float, int]) -> float:
+    """The later a token was drawn, the larger: ``Answers`` counts by log-probs."""
+    return -token[1]
 
 
 def check_row(adapter: ModelAdapter, sample: Sample) -> None:
@@ -227,15 +257,15 @@ def check_row(adapter: ModelAdapter, sample: Sample) -> None:
         assert (anew.numpy() == sample.positions).all(), "positions are not those of the whole row"
 
 
-def _kept(template: ChatTemplate, history: Sequence[Message], new: Sequence[Message]) -> bool:
-    """Whether the template writes the last reply, letter for letter, into the text of the whole."""
+def _end_behind(template: ChatTemplate, history: Sequence[Message], new: Sequence[Message]) -> int | None:
+    """The id of the end of turn that the template writes behind the last reply, if it keeps that letter for letter."""
     try:
         before = template.render(history[:-1], prompt=True)
         after = template.render([*history, *new], prompt=True)
     except DataError:
-        return False
-    ends = [str(template.tokenizer.convert_ids_to_tokens(i)) for i in template.stop_ids]
-    return any(after.startswith(before + history[-1].text + end) for end in ends)
+        return None
+    ends = {i: str(template.tokenizer.convert_ids_to_tokens(i)) for i in template.stop_ids}
+    return next((i for i, end in ends.items() if after.startswith(before + history[-1].text + end)), None)
 
 
 def _copy(sample: Sample) -> Any:
