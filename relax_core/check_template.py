@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from relax_core.chat import Chat, Seat, advanced
@@ -46,65 +45,72 @@ TURNS = 3
 
 # --- each kind of turn ------------------------------------------------------------------------------------------------
 
-THOUGHT = "<think>\n{}\n</think>\n\n{}"
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of turn: what follows what. ``alike``: the same without what makes it special."""
+    """A kind of turn: what follows what. ``plain``: the kind that it is but for the reasoning in its reply."""
 
     name: str
     reply: str
     new: tuple[Message, ...]
-    alike: str = ""
+    plain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    kind: str
+    kind: Kind
     what: Literal["same sample", "new sample", "refused"]
     why: str = ""
 
 
 def template_lines(adapter: ModelAdapter, task: Task) -> list[str]:
-    """One line for all kinds of turn that go on in the same sample, and one for each reason why others do not."""
+    """One line for all kinds of turn that go on in the same sample, and one for each reason why others do not.
+
+    What a reason says of the text is shown of the first kind that it holds for.
+    """
     outcomes = [outcome(adapter, task, kind) for kind in kinds_of_turn(adapter, task)]
-    what = {o.kind: o.what for o in outcomes}
-    alike = {kind.name: kind.alike for kind in kinds_of_turn(adapter, task)}
+    going_on = {o.kind.name for o in outcomes if o.what == "same sample"}
+    opened = _opens_reasoning(adapter, task)
+    groups: dict[tuple[str, bool, str], list[Outcome]] = {}
+    for o in sorted(outcomes, key=lambda o: o.what != "same sample"):
+        thinking = o.what == "new sample" and (opened or o.kind.plain in going_on)
+        groups.setdefault((o.what, thinking, o.why.split(": ")[0]), []).append(o)
     lines = []
-    for (found, why), same in groupby(sorted(outcomes, key=_order), key=lambda o: (o.what, o.why)):
-        names = [o.kind for o in same]
-        if found == "new sample" and all(what.get(alike[name]) == "same sample" for name in names):
-            why = f"reasoning in earlier replies is not kept as it was: {why}"
-        lines.append(f"template: {found}: {', '.join(names)}{f': {why}' if why else ''}")
+    for (what, thinking, _), alike in groups.items():
+        why = "reasoning in earlier replies is not kept as it was sampled: " * thinking + alike[0].why
+        lines.append(f"template: {what}: {', '.join(o.kind.name for o in alike)}{why and f': {why}'}")
     return lines
 
 
-def _order(found: Outcome) -> tuple[int, str]:
-    return ("same sample", "new sample", "refused").index(found.what), found.why
-
-
 def kinds_of_turn(adapter: ModelAdapter, task: Task) -> list[Kind]:
-    """In words of the task, so that a tiny vocabulary has them."""
+    """In words of the task, so that a tiny vocabulary has them. Reasoning that the template opens, replies close."""
     word, asked = _words(task), user(_words(task, ask=True))
     result = ToolResult((Text(word),), "1")
     one, two = Message("tool", (result,)), Message("tool", (result, ToolResult((Text(word),), "2")))
     answered, called = "user after answer", "tool result after call"
+    opened = _opens_reasoning(adapter, task)
+    said, thought = (CLOSE if opened else ""), ("" if opened else OPEN) + word + CLOSE
     kinds = [
-        Kind(answered, word, (asked,)),
-        Kind(called, CALL, (one,)),
-        Kind("two tool results after two calls", f"{CALL}\n{CALL}", (two,)),
-        Kind("user after reasoning", THOUGHT.format(word, word), (asked,), answered),
-        Kind("tool result after reasoning and call", THOUGHT.format(word, CALL), (one,), called),
+        Kind(answered, said + word, (asked,)),
+        Kind(called, said + CALL, (one,)),
+        Kind("two tool results after two calls", f"{said}{CALL}\n{CALL}", (two,)),
+        Kind("user after reasoning", thought + word, (asked,), answered),
+        Kind("tool result after reasoning and call", thought + CALL, (one,), called),
     ]
     for medium in sorted(adapter.kinds):
         part = blank(medium)
         kinds += [
-            Kind(f"user with {medium}", word, (user(part, Text(word)),)),
-            Kind(f"tool result with {medium}", CALL, (Message("tool", (ToolResult((part,), "1"),)),)),
+            Kind(f"user with {medium}", said + word, (user(part, Text(word)),)),
+            Kind(f"tool result with {medium}", said + CALL, (Message("tool", (ToolResult((part,), "1"),)),)),
         ]
     return kinds
+
+
+def _opens_reasoning(adapter: ModelAdapter, task: Task) -> bool:
+    return adapter.decode(adapter.encode(task.messages).ids).rstrip().endswith(OPEN.rstrip())
 
 
 def outcome(adapter: ModelAdapter, task: Task, kind: Kind) -> Outcome:
@@ -115,10 +121,10 @@ def outcome(adapter: ModelAdapter, task: Task, kind: Kind) -> Outcome:
     try:
         result = adapter.extend([*task.messages, Message("assistant", (Text(kind.reply),))], past, kind.new)
     except DataError as error:
-        return Outcome(kind.name, "refused", str(error))
+        return Outcome(kind, "refused", str(error))
     if isinstance(result, Rewritten):
-        return Outcome(kind.name, "new sample", result.reason)
-    return Outcome(kind.name, "same sample")
+        return Outcome(kind, "new sample", result.reason)
+    return Outcome(kind, "same sample")
 
 
 def blank(kind: MediaKind) -> MediaPart:

@@ -1,4 +1,4 @@
-"""Random conversations for hypothesis: what is said, and how the policy answers.
+"""Random conversations for hypothesis: what is said, how the policy answers, and where others branch off.
 
 They are descriptions without tokens, so that one strategy serves every tokenizer; ``Answer.drawn`` makes the tokens.
 """
@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from relax_core.interfaces import ModelAdapter
-from relax_core.testing.conversations import Drawn
+from relax_core.testing.conversations import Drawn, Told
 from relax_core.types import Message, Part, Stop, Text, ToolResult, system, user
 
 SECRET = "\ue042"
@@ -141,15 +142,46 @@ class Exchange:
     answer: Answer
 
 
-def conversations(
-    words: SearchStrategy[str] = texts,
-    media: SearchStrategy[Any] | None = None,
-    answer: SearchStrategy[Answer] | None = None,
-) -> SearchStrategy[list[Exchange]]:
-    """One to four exchanges; the user, or first the system, opens."""
-    answer = answers(words) if answer is None else answer
+@dataclass(frozen=True)
+class Talk:
+    """A play: a conversation, and others that go on behind so many of its replies, after each of which it goes on."""
+
+    exchanges: tuple[Exchange, ...]
+    branches: tuple[tuple[int, Exchange], ...] = ()
+
+    def play(self, adapter: ModelAdapter, secret: str = SECRET) -> Told:
+        """Raises AssertionError at the first turn that is recorded otherwise than it was said and sampled."""
+        told = Told(adapter, secret)
+
+        def say(one: Told, exchange: Exchange) -> None:
+            one.say(*exchange.new, reply=exchange.answer.drawn(adapter, told.ids, secret))
+
+        for exchange in self.exchanges:
+            say(told, exchange)
+        for turns, exchange in self.branches:
+            say(told.branch(min(turns, len(told.rows))), exchange)
+            say(told, exchange)
+        return told
+
+
+def talks(words: SearchStrategy[str] = texts, media: SearchStrategy[Any] | None = None) -> SearchStrategy[Talk]:
+    """The user, or first the system, opens; one to four exchanges, and up to two branches."""
+    answer = answers(words)
     asked = contents(words, media).map(lambda parts: user(*parts))
     opening = st.one_of(asked.map(lambda m: (m,)), st.tuples(words.map(system), asked))
     first = st.builds(Exchange, opening, answer)
-    later = st.lists(st.builds(Exchange, said(words, media), answer), max_size=3)
-    return st.builds(lambda one, more: [one, *more], first, later)
+    later = st.builds(Exchange, said(words, media), answer)
+    exchanges = st.builds(lambda one, more: (one, *more), first, st.lists(later, max_size=3))
+    return st.builds(Talk, exchanges, st.lists(st.tuples(st.integers(0, 3), later), max_size=2).map(tuple))
+
+
+def profile(examples: int) -> settings:
+    """The same examples in every run, and nothing kept between runs; slow machines are no failures."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[p for p in Phase if p is not Phase.explain],
+    )
