@@ -355,9 +355,7 @@ def test_a_template_that_rewrites_the_past_is_reported_and_no_error(check: Check
     problems, said = check(deep=True, model=model)
     assert problems == []
     assert "a new sample starts at 16 of 16 later turns, first: the template changes what came before the last" in said
-    assert (
-        "template: new sample: user after answer, user after reasoning: the template changes what came before" in said
-    )
+    assert "template: new sample: user after answer, tool result after call, two tool results after two calls" in said
 
 
 def test_placeholders_are_exactly_the_spans_of_media() -> None:
