@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from relax_core.interfaces import ModelAdapter
 from relax_core.testing.conversations import Drawn, Told
-from relax_core.types import Message, Part, Stop, Text, ToolResult, system, user
+from relax_core.types import Message, Part, Stop, Text, ToolResult, ToolSpec, system, user
 
 SECRET = "\ue042"
 """In every reply, and in nothing else that is said."""
@@ -23,9 +23,9 @@ SECRET = "\ue042"
 MARKS = (
     *("<think>", "</think>", "<think>\n", "\n</think>\n\n", "<tool_call>", "</tool_call>", "<tool_response>"),
     *("</tool_response>", "user\n", "assistant\n", "model\n", "<|im_", "_end|>", "<start_of", "<｜", "\n\n\n"),
-    *("{{ messages }}", "{% endfor %}", "{#", '{"name": "get", "arguments": {}}', "\\n", "&amp;"),
+    *("{{ messages }}", "{% endfor %}", "{#", '{"name": "get", "arguments": {}}', "\\n", "<|im_end|>"),
 )
-"""What looks like marks of templates, and is allowed in a text."""
+"""What looks like marks of templates. Most are allowed in a text; where one is a special token, the text is refused."""
 SPACES = (" ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u200b", "\u2028", "\ufeff", "\x0b", "\x1c")
 WORDS = ("weather", "the answer is 7 .", "don 't", "北京的天气", "مرحبا", "👩‍👩‍👧", "e\u0301", "naïve", "x" * 30)
 
@@ -113,6 +113,9 @@ def answers(words: SearchStrategy[str] = texts, shapes: Sequence[str] = tuple(SH
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
+TOOL = ToolSpec("get", "Gets «the weather» of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
 def contents(words: SearchStrategy[str], media: SearchStrategy[Any] | None) -> SearchStrategy[tuple[Part, ...]]:
     """Text, or text and media in any order."""
     text = words.map(Text)
@@ -165,10 +168,14 @@ class Talk:
 
 
 def talks(words: SearchStrategy[str] = texts, media: SearchStrategy[Any] | None = None) -> SearchStrategy[Talk]:
-    """The user, or first the system, opens; one to four exchanges, and up to two branches."""
+    """The user, or first the system, opens; one to four exchanges, and up to two branches. Some declare tools."""
     answer = answers(words)
     asked = contents(words, media).map(lambda parts: user(*parts))
-    opening = st.one_of(asked.map(lambda m: (m,)), st.tuples(words.map(system), asked))
+    opening = st.one_of(
+        asked.map(lambda m: (m,)),
+        st.tuples(words.map(system), asked),
+        st.tuples(st.one_of(st.just(system(TOOL)), words.map(lambda text: system(text, TOOL, TOOL))), asked),
+    )
     first = st.builds(Exchange, opening, answer)
     later = st.builds(Exchange, said(words, media), answer)
     exchanges = st.builds(lambda one, more: (one, *more), first, st.lists(later, max_size=3))

@@ -27,6 +27,8 @@ WRITTEN = {
     "like qwen 3": dialogues.QWEN3,
     "opens thinking": dialogues.OPENS_THINKING,
 }
+NAMES = [*RELEASED, "qwen3, without thinking", *WRITTEN]
+
 Adapters = Callable[[str], TextAdapter]
 
 
@@ -37,8 +39,11 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
 
     @cache
     def made(name: str) -> TextAdapter:
+        name, _, option = name.partition(", ")
         if name in RELEASED:
-            return TextAdapter(TextConfig(path=released(name, folder)), MediaStore({}, 0))
+            options = {"enable_thinking": False} if option else {}
+            config = TextConfig(path=released(name, folder), template_options=options)
+            return TextAdapter(config, MediaStore({}, 0))
         template = folder / f"{name}.jinja"
         template.write_text(WRITTEN[name])
         own = folder / "own"
@@ -48,15 +53,15 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
     return made
 
 
-@pytest.mark.parametrize("name", [*RELEASED, *WRITTEN])
-@profile(40)
+@pytest.mark.parametrize("name", NAMES)
+@profile(30)
 @given(talk=talks())
 def test_any_conversation(adapters: Adapters, name: str, talk: Talk) -> None:
     talk.play(adapters(name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RELEASED, *WRITTEN])
+@pytest.mark.parametrize("name", NAMES)
 @profile(1500)
 @given(talk=talks())
 def test_very_many_conversations(adapters: Adapters, name: str, talk: Talk) -> None:

@@ -5,6 +5,7 @@ Media come from the user and from tools, in any turn; replies are given (see tes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -58,7 +59,7 @@ NAMES = ["CHATML", "QWEN3", "OPENS_THINKING"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@profile(40)
+@profile(30)
 @given(talk=talks(media=MEDIA))
 def test_any_conversation(adapters: Adapters, name: str, talk: Talk) -> None:
     talk.play(adapters(name))
@@ -77,11 +78,12 @@ def tiny() -> OmniAdapter:
     return tiny_omni((*WORDS, "secret"))
 
 
+REFUSED = re.compile("too short|the chat template writes no tools")
 SPOKEN = st.lists(st.sampled_from(WORDS).map(lambda word: f"{word} "), max_size=4).map("".join)
 
 
-@profile(40)
+@profile(30)
 @given(talk=talks(SPOKEN, MEDIA))
 def test_any_conversation_of_the_tiny_model(tiny: OmniAdapter, talk: Talk) -> None:
     told = talk.play(tiny, " secret ")
-    assert told.chat.rewrites == [] and all("too short" in line for line in told.refused)
+    assert told.chat.rewrites == [] and all(REFUSED.search(line) for line in told.refused)

@@ -6,7 +6,7 @@ Members of a group see the same first; pictures, sounds and films come from the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,6 +36,7 @@ MEMBERS = 2
 TINY = {"words": list(WORDS), "init_std": 0.3}
 """Weights so large that log-probs differ by much more than the tolerance where anything is amiss."""
 
+Adapters = Callable[[bool], OmniAdapter]
 Turns = tuple[tuple[Message, ...], ...]
 
 
@@ -136,7 +137,7 @@ def largest_difference(adapter: OmniAdapter, plays: Sequence[Sequence[Sample]], 
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
     """One that goes on, and one whose template marks all messages but the last: it rewrites the past at each turn."""
 
     @cache
@@ -153,20 +154,33 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
-@pytest.mark.parametrize("layout", ["shared", "packed", "padded"])
+LAYOUTS = ["shared", "packed", "padded"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @profile(5)
 @example(play=EVERY)
 @given(play=PLAYS)
-def test_the_trainer_scores_what_the_engine_sampled(adapters: Any, layout: str, play: Play) -> None:
-    adapter = adapters(play.rewriting)
+def test_the_trainer_scores_what_the_engine_sampled(adapters: Adapters, layout: str, play: Play) -> None:
+    check(adapters(play.rewriting), layout, play)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@profile(100)
+@given(play=PLAYS)
+def test_the_trainer_scores_very_many_conversations(adapters: Adapters, layout: str, play: Play) -> None:
+    check(adapters(play.rewriting), layout, play)
+
+
+def check(adapter: OmniAdapter, layout: str, play: Play) -> None:
     plays = asyncio.run(asyncio.wait_for(played(adapter, play), 60))
-    assert all(
-        len(samples) == (len(play.turns) if play.rewriting else 1) + (play.branch is not None) for samples in plays
-    )
+    count = (len(play.turns) if play.rewriting else 1) + (play.branch is not None)
+    assert [len(samples) for samples in plays] == [count] * MEMBERS
     assert largest_difference(adapter, plays, layout) < TOLERANCE
 
 
-def test_a_difference_would_be_seen(adapters: Any) -> None:
+def test_a_difference_would_be_seen(adapters: Adapters) -> None:
     """The same rows with the positions of text."""
     adapter = adapters(False)
     plays = asyncio.run(asyncio.wait_for(played(adapter, EVERY), 60))
