@@ -159,6 +159,14 @@ class ChatTemplate:
         return self._tokens(text)
 
     def _tokens(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            near = text[max(0, error.start - 10) : error.end + 10]
+            raise DataError(
+                f"a text holds half of a surrogate pair, which is no character, at {near!r}: decode it with "
+                "errors='replace', or take it out"
+            ) from error
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
         if self._refused in ids:
