@@ -261,10 +261,13 @@ def _words(task: Task, ask: bool = False) -> str:
 
 
 def _reply(adapter: ModelAdapter, prompt: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """The made-up reply as the template writes it, its end of turn included; else a word of the prompt."""
+    """The made-up reply as the template writes it, its end of turn included; else a word of the prompt.
+
+    A reply that no policy could sample is none: a tiny vocabulary may lack its words.
+    """
     rest = list(whole[len(prompt) :]) if list(whole[: len(prompt)]) == list(prompt) else []
     end = next((i for i, token in enumerate(rest) if token in adapter.stop_ids), None)
-    if end is not None:
+    if end is not None and not set(rest[:end]) & set(adapter.banned_token_ids):
         return rest[: end + 1]
     word = next((t for t in reversed(prompt) if adapter.decode([t]).strip() and t not in adapter.stop_ids), None)
     return [token for token in (word, min(adapter.stop_ids, default=None)) if token is not None]
