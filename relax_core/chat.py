@@ -7,15 +7,20 @@ the past does a new sample start.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from relax_core.errors import EngineError
+from relax_core.chat_state import Coming, Mark, Past, Record, advanced, append
+from relax_core.config.schema import PlayLimits
+from relax_core.errors import EngineError, TooManyTokens
 from relax_core.interfaces import Completion, Request, Rewritten
 from relax_core.keys import stream, uniform
 from relax_core.types import (
+    CallError,
     DrawKey,
     Encoded,
     Message,
@@ -23,6 +28,7 @@ from relax_core.types import (
     Sampling,
     Stop,
     Text,
+    ToolCall,
     Turn,
     message,
 )
@@ -30,10 +36,8 @@ from relax_core.types import (
 if TYPE_CHECKING:
     from typing import Literal
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from relax_core.interfaces import Engine, ModelAdapter
+    from relax_core.play_clock import PlayClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Reply:
     text: str
     stop: Stop
     tokens: int
+    calls: tuple[ToolCall | CallError, ...] = ()
+    """The tools that it calls, as the model's format writes them; an error stands for a call that cannot be run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,14 @@ class Seat:
     pool: Literal["train", "eval"] = "train"
 
 
+class PlayOver(BaseException):
+    """A limit of the play is reached: it ends here, and is trained. No error: ``except Exception`` lets it pass."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(f"the play is over: {stop}")
+        self.stop = stop
+
+
 class Chat:
     """``reply = await chat("text", message(...))``: say something, get the policy's next reply."""
 
@@ -67,85 +81,193 @@ class Chat:
         sampling: Sampling,
         seat: Seat,
         encode: Callable[[list[Message]], Encoded] | None = None,
+        limits: PlayLimits | None = None,
+        clock: PlayClock | None = None,
     ) -> None:
         self._engine, self._adapter, self._sampling, self._seat = engine, adapter, sampling, seat
         self._encode = encode or adapter.encode
-        self._kept: list[str] = []
+        self._limits, self._clock = limits or PlayLimits(), clock
+        self._record = Record()
+        self._sample: Sample | None = None
+        self._path: list[Past] = []
+        self._asking = False
         self.history: list[Message] = []
-        self.turns: list[Turn] = []
-        self.samples: list[Sample] = []
-        self.rewrites: list[str] = []
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Of the whole play, in the order in which they ended."""
+        return self._record.turns
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Of the whole play."""
+        return self._record.samples
+
+    @property
+    def rewrites(self) -> list[str]:
         """Why a new sample had to be started, each time it was."""
+        return self._record.rewrites
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers that the environment notes of this play, by a name of its own: they are logged, and averaged."""
+        return self._record.metrics
 
     async def __call__(self, *content: Message | str, max_new_tokens: int | None = None) -> Reply:
         """Append messages (text is a user's) and sample the next reply, of at most ``max_new_tokens`` if given.
 
-        Raises DataError for media or templates that do not fit, EngineError when the engine cannot serve it.
+        Raises DataError for media or templates that do not fit (TooManyTokens for what no sample can hold), EngineError
+        when the engine cannot serve it, and PlayOver where a limit of the play is reached: then all is as it was.
         """
-        new = [message("user", c) if isinstance(c, str) else c for c in content]
-        self._say(new)
-        sample = self.samples[-1]
-        ids, stop = await self._sample(sample, self._limited(max_new_tokens))
-        text = self._adapter.decode(ids)
-        reply = Message("assistant", (Text(text),))
-        self.history.append(reply)
-        self.turns.append(Turn(tuple(new), reply, stop, len(ids)))
-        return Reply(text, stop, len(ids))
+        if self._asking:
+            raise RuntimeError("chat: a reply is still on its way; chat.branch() is for conversations side by side")
+        self._asking = True
+        before = Mark.of(self._sample, len(self.history))
+        try:
+            new = [message("user", c) if isinstance(c, str) else c for c in content]
+            number = self._take_number()
+            sample = await self._say(new)
+            ids, stop = await self._draw(sample, self._limited(sample, max_new_tokens), number)
+            return self._replied(new, sample, ids, stop)
+        except BaseException:
+            self._roll_back(before)
+            raise
+        finally:
+            self._asking = False
+
+    def branch(self, turns: int) -> Chat:
+        """Another conversation, which goes on behind the first ``turns`` replies of this one; 0: from nothing.
+
+        It is part of the same play. Tokens of the common past are trained once, in the sample in which they were drawn.
+        Raises ValueError when there were not as many replies.
+        """
+        if not 0 <= turns <= len(self._path):
+            raise ValueError(f"chat.branch: {turns} turns are asked for, there were {len(self._path)}")
+        other = Chat(self._engine, self._adapter, self._sampling, self._seat, self._encode, self._limits, self._clock)
+        other._record, other._path = self._record, self._path[:turns]
+        if turns:
+            other.history = self.history[: self._path[turns - 1].messages]
+        return other
+
+    def count_calls(self, n: int) -> None:
+        """Tools are about to be called. Raises PlayOver when these are more than the play may call."""
+        most = self._limits.tool_calls
+        if most is not None and self._record.calls + n > most:
+            raise PlayOver(Stop.TOOL_CALLS)
+        self._record.calls += n
 
     def random(self, *names: str | int) -> float:
         """A number in [0, 1) of this play's own, the same whenever it is played again: give each draw another name."""
         seat = self._seat
         return uniform(stream(seat.seed, "play", seat.task, seat.attempt, seat.member, *names), 0)
 
-    def _limited(self, max_new_tokens: int | None) -> Sampling:
+    # --- limits -------------------------------------------------------------------------------------------------------
+
+    def _take_number(self) -> int:
+        """Which of the play's replies comes now, counted as they are asked for."""
+        self._check_open()
+        most = self._limits.turns
+        if most is not None and self._record.asked >= most:
+            raise PlayOver(Stop.TURNS)
+        self._record.asked += 1
+        return self._record.asked - 1
+
+    def _check_open(self) -> None:
+        if self._record.over:
+            raise RuntimeError("chat: the play is over; what goes on after it must be awaited in it")
+
+    def _check_room(self, past: int, new: int) -> None:
+        """Before anything is appended to a sample of ``past`` tokens."""
+        most = self._limits.tokens
+        if new > most:
+            raise TooManyTokens(f"{new:,} tokens are said at once, and limits.tokens allows {most:,}: say less")
+        if past + new >= most:
+            raise PlayOver(Stop.TOKENS)
+
+    def _limited(self, sample: Sample, max_new_tokens: int | None) -> Sampling:
         limit = self._sampling.max_new_tokens
-        return replace(self._sampling, max_new_tokens=min(limit, max_new_tokens or limit))
+        most = min(limit, max_new_tokens or limit, self._limits.tokens - len(sample.ids))
+        return replace(self._sampling, max_new_tokens=most)
 
-    def _say(self, new: list[Message]) -> None:
-        """Bring the tokens up to the next sampling. What is refused leaves everything as it was."""
-        with self._adapter.media.holding():
-            result = self._extended(new)
-            if isinstance(result, Encoded):
-                self._append(self.samples[-1], result)
-            else:
-                first = self._encode([*self.history, *new])
-                self.rewrites += [result] if result else []
-                self.samples.append(Sample([], [], [], []))
-                self._append(self.samples[-1], first)
+    # --- what is said -------------------------------------------------------------------------------------------------
+
+    async def _say(self, new: list[Message]) -> Sample:
+        """The sample with the tokens up to the next sampling."""
+        sample = self._sample
+        if sample is None and self._path:
+            sample = self._path[-1].begun()
+        coming = await self._encoded(sample, new)
+        self._record.kept += coming.keys
+        if coming.begins:
+            sample = Sample([], [], [], [])
+        assert sample is not None
+        self._check_room(len(sample.ids), len(coming.encoded.ids))
+        if sample is not self._sample:
+            self.samples.append(sample)
+            self._sample = sample
+        if coming.rewritten is not None:
+            self.rewrites.append(coming.rewritten)
+        append(sample, coming.encoded)
         self.history += new
+        return sample
 
-    def _extended(self, new: list[Message]) -> Encoded | str | None:
-        """What goes behind the newest sample; why it cannot go on; None where there is none yet."""
-        if not self.samples:
-            return None
-        last = self.samples[-1]
-        result = self._adapter.extend(self.history, Encoded(last.ids, last.media, last.positions), new)
-        return result.reason if isinstance(result, Rewritten) else result.new
+    async def _encoded(self, sample: Sample | None, new: list[Message]) -> Coming:
+        """Media of tools and environments are decoded in a thread: other plays go on meanwhile. A task's are decoded
+        before it is played."""
+        if sample is None or not any(m.media() for m in new):
+            return self._encode_now(sample, new)
+        work = asyncio.ensure_future(asyncio.to_thread(self._encode_now, sample, new))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(self._give_up)
+            raise
 
-    def _append(self, sample: Sample, observed: Encoded) -> None:
-        n = len(observed.ids)
-        sample.ids += observed.ids
-        sample.mask += [0] * n
-        sample.logprobs += [0.0] * n
-        sample.versions += [-1] * n
-        sample.media += observed.media
-        sample.positions = _joined(sample.positions, observed.positions)
-        self.keep([ref.key for ref in observed.media])
+    def _give_up(self, work: asyncio.Future[Coming]) -> None:
+        if not work.cancelled() and work.exception() is None:
+            self._adapter.media.release(work.result().keys)
 
-    async def _sample(self, sample: Sample, sampling: Sampling) -> tuple[list[int], Stop]:
+    def _encode_now(self, sample: Sample | None, new: list[Message]) -> Coming:
+        """What comes behind ``sample``, or the whole conversation for a new one. Its media are retained."""
+        with self._adapter.media.holding():
+            coming = self._coming(sample, new)
+            self._adapter.media.retain(coming.keys)
+        return coming
+
+    def _coming(self, sample: Sample | None, new: list[Message]) -> Coming:
+        if sample is None:
+            return Coming(self._encode([*self.history, *new]), begins=True)
+        result = self._adapter.extend(self.history, Encoded(sample.ids, sample.media, sample.positions), new)
+        if isinstance(result, Rewritten):
+            return Coming(self._encode([*self.history, *new]), begins=True, rewritten=result.reason)
+        return Coming(result.new)
+
+    def _roll_back(self, mark: Mark) -> None:
+        """As it was before something was said to which there is no reply."""
+        if self._sample is not None and self._sample is not mark.sample:
+            self.samples[:] = [s for s in self.samples if s is not self._sample]
+        self._sample = mark.sample
+        mark.restore()
+        del self.history[mark.messages :]
+
+    # --- what is drawn ------------------------------------------------------------------------------------------------
+
+    async def _draw(self, sample: Sample, sampling: Sampling, number: int) -> tuple[list[int], Stop]:
         """Draw one turn; an aborted one goes on from its prefix under the same key, whatever the weights are then."""
         start = len(sample.ids)
-        key = DrawKey(self._seat.task, self._seat.attempt, self._seat.member, len(self.turns))
+        key = DrawKey(self._seat.task, self._seat.attempt, self._seat.member, number)
         request = Request(
             id="/".join(map(str, (*key, self._seat.pool))),
             key=key,
             prompt=Encoded(list(sample.ids), sample.media, sample.positions),
             sampling=sampling,
-            order=(*self._seat.order, self._seat.member, len(self.turns)),
+            order=(*self._seat.order, self._seat.member, number),
             pool=self._seat.pool,
         )
         while True:
-            done = _checked(await self._engine.generate(request), request)
+            with self._clock.stopped() if self._clock else nullcontext():
+                done = _checked(await self._engine.generate(request), request)
+            self._check_open()
             n = len(done.ids)
             sample.ids += done.ids
             sample.mask += [1] * n
@@ -157,17 +279,29 @@ class Chat:
             prompt = Encoded(list(sample.ids), sample.media, sample.positions)
             request = replace(request, prompt=prompt, drawn=request.drawn + n)
 
-    def keep(self, keys: Collection[str]) -> None:
-        """Media features stay in the store while this play may need them."""
-        if keys:
-            self._adapter.media.retain(keys)
-            self._kept += keys
+    def _replied(self, new: list[Message], sample: Sample, ids: list[int], stop: Stop) -> Reply:
+        text = self._adapter.decode(ids)
+        reply = Message("assistant", (Text(text),))
+        if stop is Stop.LENGTH and len(sample.ids) >= self._limits.tokens:
+            stop = Stop.TOKENS
+        self.history.append(reply)
+        after = self._path[-1].turn if self._path else -1
+        self._path.append(Past(len(self.turns), len(self.history), sample, len(sample.ids)))
+        self.turns.append(Turn(tuple(new), reply, stop, len(ids), after))
+        return Reply(text, stop, len(ids), tuple(self._adapter.tool_calls.parse(text)))
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The play is over: nothing is said or drawn in any of its conversations any more."""
+        self._record.over = True
 
     def close(self) -> None:
         """Give the media back; rows that were made hold their own references."""
-        if self._kept:
-            self._adapter.media.release(self._kept)
-            self._kept = []
+        self.end()
+        kept, self._record.kept = self._record.kept, []
+        if kept:
+            self._adapter.media.release(kept)
 
 
 def _checked(done: Completion, request: Request) -> Completion:
@@ -184,22 +318,3 @@ def _checked(done: Completion, request: Request) -> Completion:
             "version, and an answer that is no prefix at least one: let the engine return them"
         )
     return done
-
-
-def _joined(past: NDArray[np.int32] | None, new: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
-    import numpy as np
-
-    if new is None or past is None:
-        return new if past is None else past
-    return np.concatenate([past, new], axis=1)
-
-
-def advanced(positions: NDArray[np.int32] | None, n: int) -> NDArray[np.int32] | None:
-    """Sampled tokens are text: one step on all three axes, from the last token's position on."""
-    import numpy as np
-
-    if positions is None:
-        return None
-    start = int(positions[:, -1].max()) + 1
-    steps = np.arange(start, start + n, dtype=np.int32)
-    return np.concatenate([positions, np.broadcast_to(steps, (3, n))], axis=1)

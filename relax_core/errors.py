@@ -33,6 +33,10 @@ class MissingTrack(DataError):
     """A file without the kind of track that was asked for, such as the sound of a silent film."""
 
 
+class TooManyTokens(DataError):
+    """More is said to a policy than a sample may hold."""
+
+
 class EngineError(RelaxError):
     """An engine that answered wrongly or died."""
 

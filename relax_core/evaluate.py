@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from relax_core.bad_rows import BadRows
 from relax_core.chat import Seat
 from relax_core.errors import ConfigError, DataError
+from relax_core.play_counts import noted_means
 from relax_core.players import Memo, sampling_of
 from relax_core.prompts import TooLong
 from relax_core.tasks import located
@@ -182,6 +183,8 @@ class Readable:
 def summarize(groups: Sequence[Group], section: EvaluationSection, run: Run) -> dict[str, float]:
     """mean@n of correctness and reward over tasks, their standard error, and pass@k.
 
+    ``play/...`` are the means of what was noted of plays.
+
     Plays that failed or whose deciding reward abstained are left out and counted. Standard error: of the mean over
     tasks. pass@k: the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374), for k = 1, 2, 4 ... and n.
     """
@@ -201,6 +204,7 @@ def summarize(groups: Sequence[Group], section: EvaluationSection, run: Run) -> 
         "failed": float(sum(t.error is not None for t in plays)),
         "unjudged": float(len(plays) - sum(map(len, correct))),
     }
+    result |= {f"play/{key}": mean for key, mean in noted_means(plays).items()}
     ks = sorted({2**i for i in range(section.n.bit_length())} | {section.n}) if section.n > 1 else []
     for k in ks:
         result[f"pass@{k}"] = _mean([pass_at(k, len(c), int(sum(c))) for c in judged if len(c) >= k])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relax_core.chat import Chat, Seat
+from relax_core.chat import Chat, PlayOver, Seat
+from relax_core.config.schema import PlayLimits
 from relax_core.errors import PluginError
 from relax_core.hookspecs import SamplingFor
+from relax_core.play_clock import PlayClock
 from relax_core.types import Encoded, Group, Message, PlayError, Sample, Sampling, Stop, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -20,8 +25,8 @@ if TYPE_CHECKING:
     from relax_core.prompts import Prompt
     from relax_core.run import Run
 
-Memo = dict[Any, Encoded]
-"""Encoded histories, by the identity of their messages: members of a group say the same first."""
+Memo = dict[tuple[int, ...], tuple[Sequence[Message], Encoded]]
+"""Encoded histories, by the identity of their messages, which live as long: members of a group say the same first."""
 
 
 class PlayCount(NamedTuple):
@@ -29,9 +34,8 @@ class PlayCount(NamedTuple):
 
     tokens: int
     rewrites: int
-    truncated: bool
-    error: str | None
-    """Where and why it failed."""
+    stop: Stop
+    error: PlayError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,12 @@ class Player(Players):
         self, run: Run, engine: Engine, adapter: ModelAdapter, environments: Mapping[str, Environment], bus: Bus
     ) -> None:
         self.run, self.engine, self.adapter, self.environments, self.bus = run, engine, adapter, environments, bus
+        self._limits = defaultdict(PlayLimits, {s.label: s.limits for s in run.config.environments})
 
     async def group(self, group: Group, prompt: Prompt, holder: Holder, ended: Callable[[], None]) -> Played:
         sampling = sampling_of(self.run.config.sampling)
-        memo: Memo = {tuple(map(id, prompt.task.messages)): prompt.encoded}
+        said = prompt.task.messages
+        memo: Memo = {tuple(map(id, said)): (said, prompt.encoded)}
         plays = []
         for member in range(self.run.config.group_size):
             seat = Seat(self.run.config.seed, group.task.id, group.attempt, member, (group.serial,))
@@ -126,39 +132,78 @@ class Player(Players):
                 f"sampling_request: a hook changed the training play of {task.id} from {asked} to {sampling}; only "
                 "max_new_tokens may change: the trainer computes log-probs of the run's own distribution"
             )
-        chat = Chat(self.engine, self.adapter, sampling, seat, lambda history: self._encode(history, memo))
+        limits = self._limits[task.environment]
+        clock = PlayClock(limits.seconds)
+        encode = partial(self._encode, memo)
+        chat = Chat(self.engine, self.adapter, sampling, seat, encode, limits, clock)
         trajectory = Trajectory(task, seat.attempt, seat.member, chat.turns, chat.samples)
         try:
-            await self.environments[task.environment].play(task, chat)
-        except Exception as error:
-            await self.engine.health()  # a dead engine ends the run: it is no fault of this play
-            trajectory.error = PlayError(f"environments.{task.environment}", type(error).__name__, str(error))
-            trajectory.stop = Stop.ERROR
-        else:
+            async with clock:
+                await _returning_nothing(self.environments[task.environment].play(task, chat))
             trajectory.stop = chat.turns[-1].stop if chat.turns else Stop.DONE
-        trajectory.metrics["rewrites"] = float(len(chat.rewrites))
+        except BaseException as error:
+            if over := _over(error):
+                trajectory.stop = over.stop
+            else:
+                trajectory.stop, trajectory.error = self._failure(error, task, clock)
+                await self.engine.health()  # a dead engine ends the run: it is no fault of this play
+        finally:
+            chat.end()
+        _note(trajectory, chat)
         return trajectory, chat
 
-    def _encode(self, history: list[Message], memo: Memo) -> Encoded:
+    def _failure(self, error: BaseException, task: Task, clock: PlayClock) -> tuple[Stop, PlayError]:
+        """What went wrong, as data. Raises again what is to end this process, or the task that plays."""
+        where = f"environments.{task.environment}"
+        if isinstance(error, TimeoutError) and clock.expired:
+            seconds = self._limits[task.environment].seconds
+            text = f"tools and environment took longer than limits.seconds ({seconds:g}), without the policy's time"
+            return Stop.TIME, PlayError(where, "Timeout", text)
+        playing = asyncio.current_task()
+        cancelled = isinstance(error, asyncio.CancelledError) and playing is not None and playing.cancelling()
+        if cancelled or isinstance(error, KeyboardInterrupt | GeneratorExit):
+            raise error
+        return Stop.ERROR, PlayError(where, type(error).__name__, str(error))
+
+    def _encode(self, memo: Memo, history: list[Message]) -> Encoded:
         """Members of a group say the same first: encode it once. Messages are compared by identity (media are big)."""
         key = tuple(map(id, history))
         if key not in memo:
-            memo[key] = self.adapter.encode(history)
-        return memo[key]
+            memo[key] = (tuple(history), self.adapter.encode(history))
+        return memo[key][1]
 
 
 def sampling_of(section: SamplingSection) -> Sampling:
     return Sampling(section.temperature, section.max_new_tokens, section.top_p, section.top_k)
 
 
+async def _returning_nothing(play: Awaitable[Any]) -> None:
+    if (found := await play) is not None:
+        raise TypeError(f"play returned a {type(found).__name__}; nothing is allowed: rewards score what was said")
+
+
+def _over(error: BaseException) -> PlayOver | None:
+    """A limit that was reached, maybe by one of several tasks of a play."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((over for inner in error.exceptions if (over := _over(inner))), None)
+    return error if isinstance(error, PlayOver) else None
+
+
+def _note(trajectory: Trajectory, chat: Chat) -> None:
+    """What the environment noted of the play; what is no number is an error of it."""
+    for name, value in chat.metrics.items():
+        if isinstance(value, int | float) and math.isfinite(value):
+            trajectory.metrics[name] = float(value)
+        elif trajectory.error is None:
+            text = f"chat.metrics[{name!r}] is {value!r}; a finite number is allowed"
+            trajectory.stop = Stop.ERROR
+            trajectory.error = PlayError(f"environments.{trajectory.task.environment}", "ValueError", text)
+    trajectory.metrics["rewrites"] = float(len(chat.rewrites))
+
+
 def count_of(trajectory: Trajectory) -> PlayCount:
-    error = trajectory.error
-    return PlayCount(
-        tokens=trajectory.reply_tokens,
-        rewrites=int(trajectory.metrics.get("rewrites", 0)),
-        truncated=trajectory.stop is Stop.LENGTH,
-        error=f"{error.where}: {error.type}: {error.text}" if error else None,
-    )
+    rewrites = int(trajectory.metrics.get("rewrites", 0))
+    return PlayCount(trajectory.reply_tokens, rewrites, trajectory.stop, trajectory.error)
 
 
 def rows_of(group: Group) -> dict[str, Columns]:

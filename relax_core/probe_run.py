@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from relax_core.chat import advanced
+from relax_core.chat_state import advanced
 from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import Row
 from relax_core.probe import FLOAT32, TOKENS, Probe, Reply, Tolerance, summary, tolerance_of

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from relax_core.admission import Outcome
 from relax_core.errors import RelaxError
 from relax_core.hookspecs import GroupEvent
-from relax_core.players import PlayCount
+from relax_core.play_counts import PlayCounts
 from relax_core.types import Group
 
 if TYPE_CHECKING:
@@ -23,12 +22,8 @@ if TYPE_CHECKING:
     from relax_core.runtime import Roles
 
 
-MOST_ERRORS = 50
-OTHER_ERRORS = "other errors"
-
-
 class Rollout:
-    """Starts groups as admission allows and keeps what was played, counted since the last ``take_counts``."""
+    """Starts groups as admission allows, and counts what was played."""
 
     def __init__(
         self,
@@ -38,17 +33,14 @@ class Rollout:
         feed: Feed,
         note: Callable[[str], None],
     ) -> None:
-        self.note = note
         self.run, self.admission, self.feed = run, admission, feed
         self.engine, self.players, self.media = roles.engine, roles.players, roles.media
         self.bus: Bus = roles.bus
         self.holder = self.bus.register("rollout")
-        self.counts: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
-        """Plays that failed since this start, by what was wrong."""
+        self.plays = PlayCounts(run.config, note)
         self._failed_in_a_row = 0
         self._at_work: dict[str, int] = {}  # members that still play, by group; see ``decided``
-        self._plays: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -71,9 +63,9 @@ class Rollout:
                         prompt = None
                 self.engine.leave("train")
         finally:
-            for play in self._plays:
+            for play in self._tasks:
                 play.cancel()
-            await asyncio.gather(*self._plays, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def start(self, ticket: Ticket, prompt: Prompt | None = None) -> None:
         """Open the group on the bus, in the order of starting, and let its members play."""
@@ -85,7 +77,7 @@ class Rollout:
             self.engine.enter("train")
         self.run.stack.hook.on_group_start(run=self.run, event=GroupEvent(group))
         play = asyncio.create_task(self._play(group, prompt), name=f"play {group.id}")
-        self._plays.add(play)
+        self._tasks.add(play)
         play.add_done_callback(self._ended)
 
     def decided(self, group: str, failure: str | None = None) -> None:
@@ -110,7 +102,7 @@ class Rollout:
         await waiting
 
     def _ended(self, play: asyncio.Task[None]) -> None:
-        self._plays.discard(play)
+        self._tasks.discard(play)
         if not play.cancelled() and (error := play.exception()) and not self._crashed.done():
             self._crashed.set_exception(error)
 
@@ -131,8 +123,8 @@ class Rollout:
         if not played.rows:
             await self.bus.evict(group)
             self.admission.end(group, Outcome.FAILED)
-            self._count(played)
-            errors = (play.error for play in played.plays if play.error)
+            self.plays.add(played.plays)
+            errors = (str(play.error) for play in played.plays if play.error)
             self.decided(group, next(errors, "no play sampled a token"))
             return
         closing = asyncio.create_task(self._close(group, played))
@@ -142,35 +134,10 @@ class Rollout:
 
     async def _close(self, group: str, played: Played) -> None:
         await self.bus.close_group(group, played.rows, self.holder)
-        self._count(played)
+        self.plays.add(played.plays)
 
     async def settled(self) -> None:
         """Until every group that is closed on the bus is counted: a checkpoint that has a group on the bus has its
         plays among the counts, and is not going to play it again."""
         while self._closing:
             await asyncio.wait(self._closing)
-
-    def _count(self, played: Played) -> None:
-        """What was played, whether trained later or not. ``counts`` are part of a checkpoint."""
-        for play in played.plays:
-            self._count_one(play)
-
-    def _count_one(self, play: PlayCount) -> None:
-        self.counts["plays"] += 1
-        self.counts["tokens"] += play.tokens
-        self.counts["rewrites"] += play.rewrites
-        self.counts["truncated"] += play.truncated
-        if play.error:
-            self.counts["errors"] += 1
-            self._report(play.error)
-
-    def _report(self, error: str) -> None:
-        """Say each kind of error once, and count it; the first so many, since a text may differ every time."""
-        if error not in self.errors and len(self.errors) < MOST_ERRORS:
-            self.note(f"a play failed: {error}")
-            self.errors[error] = 0
-        self.errors[error if error in self.errors else OTHER_ERRORS] += 1
-
-    def take_counts(self) -> Counter[str]:
-        counts, self.counts = self.counts, Counter()
-        return counts

@@ -33,6 +33,7 @@ from relax_core.types import (
     Text,
     ToolCall,
     ToolResult,
+    ToolSpec,
     Trajectory,
     Turn,
     Video,
@@ -249,6 +250,9 @@ def part_to_json(part: Part, decode: Decode) -> dict[str, Any]:
         return {"type": "tool_call", "name": part.name, "arguments": pack(part.arguments), "id": part.id}
     if isinstance(part, ToolResult):
         return {"type": "tool_result", "parts": [part_to_json(p, decode) for p in part.parts], "id": part.id}
+    if isinstance(part, ToolSpec):
+        spec = {"name": part.name, "description": part.description, "parameters": pack(part.parameters)}
+        return {"type": "tool_spec", **spec}
     return _medium_to_json(part, decode)
 
 
@@ -263,6 +267,8 @@ def part_from_json(data: Mapping[str, Any], load: Load) -> Part:
         _, parts, id = fields(data, "tool result", ("type", "parts", "id"))
         inner = tuple(part_from_json(p, load) for p in parts)
         return ToolResult(cast("tuple[Text | MediaPart, ...]", inner), id)
+    if kind == "tool_spec":
+        return ToolSpec(*map(unpack, fields(data, "tool", ("type", "name", "description", "parameters"))[1:]))
     if kind in MEDIA_TYPES and set(data) <= {"type", "path", "hash", "unreadable"}:
         return _medium_from_json(data, load)
     raise DataError(f"stored message: unknown part {kind!r} with fields {', '.join(data)}")
@@ -330,13 +336,14 @@ def _turn_to_json(turn: Turn, task: Task, decode: Decode) -> dict[str, Any]:
         "reply": message_to_json(turn.reply, decode),
         "stop": str(turn.stop),
         "tokens": turn.tokens,
+        "after": turn.after,
     }
 
 
 def _turn_from_json(data: Mapping[str, Any], task: Task, load: Load) -> Turn:
-    prompt, reply, stop, tokens = fields(data, "turn", ("prompt", "reply", "stop", "tokens"))
+    prompt, reply, stop, tokens, after = fields(data, "turn", ("prompt", "reply", "stop", "tokens", "after"))
     said = task.messages if prompt is None else tuple(message_from_json(m, load) for m in prompt)
-    return Turn(said, message_from_json(reply, load), Stop(stop), tokens)
+    return Turn(said, message_from_json(reply, load), Stop(stop), tokens, after)
 
 
 def refs_to_json(refs: Sequence[MediaRef]) -> list[list[Any]]:

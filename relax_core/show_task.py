@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from relax_core.types import MEDIA_KINDS, Decoded, MediaPart, Message, Part, Task, Text, ToolCall, ToolResult
+from relax_core.types import MEDIA_KINDS, Decoded, MediaPart, Message, Part, Task, Text, ToolCall, ToolResult, ToolSpec
 
 WIDTH = 400
 """Characters of a line, about; longer text is shortened in its middle."""
@@ -47,6 +47,8 @@ def _part(part: Part, width: int) -> str:
     if isinstance(part, ToolResult):
         inner = "".join(_part(p, width) for p in part.parts)
         return f"<result {_one_line(part.id)}: {inner}>" if part.id else f"<result: {inner}>"
+    if isinstance(part, ToolSpec):
+        return f"<tool: {_one_line(part.name)}>"
     return _medium(part)
 
 

@@ -17,13 +17,14 @@ from relax_core.hookspecs import BatchReady
 from relax_core.interfaces import TRAINER_COLUMNS, VALUES, Row, StepResult, Streaming
 from relax_core.journal import JournalEntry, RecordedCut
 from relax_core.old_policy import prepared, prepares, recomputes_old, with_old_policy
+from relax_core.play_counts import count_metrics, noted_means
 from relax_core.stages import scored_groups
 from relax_core.types import Version
 
 if TYPE_CHECKING:
     from relax_core.bus import Claim
     from relax_core.system import System
-    from relax_core.types import Group
+    from relax_core.types import Group, Trajectory
 
 SAMPLED = frozenset({"tokens", "mask", "logprobs", "versions", "positions", "media", "trajectory", "group", "reward"})
 CREDIT = frozenset({"advantages", "weight", "units"})
@@ -185,7 +186,7 @@ def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict
     plays = [t for group in groups.groups for t in group.trajectories]
     lags = _lags(groups)
     _add_totals(system, groups, result, lags)
-    counts = system.rollout.take_counts()
+    counts = system.rollout.plays.take()
     tokens = sum(lags.values())
     metrics: dict[str, Any] = {
         "reward": _mean([t.raw_reward for t in plays if t.raw_reward is not None]),
@@ -194,9 +195,7 @@ def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict
         **{f"lag/tokens/{lag}": lags[lag] for lag in range(system.run.config.max_staleness + 1)},
         "length/trained": _mean([t.reply_tokens for t in plays if t.error is None]),
         "length/played": counts["tokens"] / counts["plays"] if counts["plays"] else None,
-        "plays/truncated": counts["truncated"],
-        "plays/errors": counts["errors"],
-        "plays/rewrites": counts["rewrites"],
+        **count_metrics(counts),
         "train/updates": result.updates,
         "train/skipped": result.skipped,
         "train/cuts": len(result.cuts),
@@ -228,7 +227,7 @@ def step_metrics(system: System, groups: StepGroups, result: StepResult) -> dict
 
 
 def _by_environment(system: System, groups: StepGroups) -> dict[str, float | None]:
-    """Mean total reward, and each reward's own mean, by environment."""
+    """Mean total reward, each reward's own mean, and the means of what was noted of plays, by environment."""
     values: dict[str, list[float]] = defaultdict(list)
     for group in groups.groups:
         name = group.task.environment
@@ -238,7 +237,13 @@ def _by_environment(system: System, groups: StepGroups) -> dict[str, float | Non
             for label, value in t.rewards.items():
                 if value is not None:
                     values[f"environments/{name}/{label}"].append(value)
-    return {key: _mean(found) for key, found in sorted(values.items())}
+    means = {key: _mean(found) for key, found in sorted(values.items())}
+    plays: dict[str, list[Trajectory]] = defaultdict(list)
+    for group in groups.groups:
+        plays[group.task.environment] += group.trajectories
+    for name, found in sorted(plays.items()):
+        means |= {f"environments/{name}/play/{key}": mean for key, mean in noted_means(found).items()}
+    return means
 
 
 def _lags(groups: StepGroups) -> Counter[int]:
@@ -254,7 +259,7 @@ def _lags(groups: StepGroups) -> Counter[int]:
 
 
 def _add_totals(system: System, groups: StepGroups, result: StepResult, lags: Counter[int]) -> None:
-    counts = system.rollout.counts
+    counts = system.rollout.plays.counts
     trained = [t.reply_tokens for g in groups.groups for t in g.trajectories if t.error is None]
     played = (counts["plays"], counts["tokens"])
     system.totals.counts.failed_plays += counts["errors"]

@@ -26,7 +26,7 @@ from relax_core.storage import Storage
 from relax_core.tasks import TaskStream
 from relax_core.totals import Totals
 from relax_core.turns import Turns
-from relax_core.types import Version
+from relax_core.types import Version, ends, said
 
 if TYPE_CHECKING:
     from relax_core.bus import BusState
@@ -227,7 +227,7 @@ class System:
                 "lineage": self.lineage,
                 "admission": self.admission.state(),
                 "feed": self.feed.state(),
-                "played": dict(self.rollout.counts),
+                "played": dict(self.rollout.plays.counts),
                 "totals": self.totals.state(),
                 "callbacks": {name: c.state_dict() for name, c in self.run.stack.callbacks.items()},
             }
@@ -245,7 +245,7 @@ class System:
             stage.load(folder / "stages" / id)
         self.admission.restore(state["admission"])
         self.feed.restore(state["feed"], self.admission.next_position)
-        self.rollout.counts.update(state["played"])
+        self.rollout.plays.counts.update(state["played"])
         self._restore_bus(pickle.loads((folder / "bus.pkl").read_bytes()))
         self.totals.restore(state["totals"])
         for name, callback in self.run.stack.callbacks.items():
@@ -261,7 +261,8 @@ class System:
                     if row.columns["media"]:
                         members = {t.member: t for t in row.columns["played"].trajectories}
                         turns = members[row.member].turns
-                        self.roles.adapter.encode([m for turn in turns for m in (*turn.prompt, turn.reply)][:-1])
+                        for last in ends(turns):
+                            self.roles.adapter.encode(said(turns, last)[:-1])
                         self.roles.players.hold({row.id: row.columns})
             self.bus.restore(state)
 

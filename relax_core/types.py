@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -92,7 +92,26 @@ class ToolResult:
     id: str = ""
 
 
-Part = Text | Image | Audio | Video | ToolCall | ToolResult
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """Declares a tool to the policy, in a system message; the chat template writes it.
+
+    ``parameters``: the JSON schema of an object, what the tool takes.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """A tool call that cannot be run. ``text`` is for the model: one line, which repeats nothing of what it wrote."""
+
+    text: str
+
+
+Part = Text | Image | Audio | Video | ToolCall | ToolResult | ToolSpec
 MediaPart = Image | Audio | Video
 MEDIA_KINDS: dict[type, MediaKind] = {Image: "image", Audio: "audio", Video: "video"}
 
@@ -171,6 +190,9 @@ def _content_bytes(part: Part) -> bytes:
         return hashlib.sha256(source if isinstance(source, bytes) else source.read_bytes()).digest()
     if isinstance(part, ToolCall):
         return json.dumps([part.name, dict(part.arguments)], sort_keys=True, ensure_ascii=False).encode()
+    if isinstance(part, ToolSpec):
+        spec = [part.name, part.description, dict(part.parameters)]
+        return json.dumps(spec, sort_keys=True, ensure_ascii=False).encode()
     return b""
 
 
@@ -207,13 +229,27 @@ class Stop(StrEnum):
     """Why sampling, or a whole play, ended."""
 
     EOS = "eos"
+    """The policy ended its last reply itself."""
     LENGTH = "length"
+    """The last reply was cut off at ``max_new_tokens``."""
     ABORT = "abort"
     """The engine gave the prefix back, to be continued under newer weights."""
-    LIMIT = "limit"
-    """A limit of turns, tokens or time of the play."""
+    TURNS = "turns"
+    """The play wanted more turns than it may have."""
+    TOKENS = "tokens"
+    """There is no room for more tokens."""
+    TOOL_CALLS = "tool_calls"
+    """The policy called more tools than it may."""
+    TIME = "time"
+    """Tools and environment took too long: such a play has an error, too."""
     DONE = "done"
+    """The environment asked the policy nothing."""
     ERROR = "error"
+
+    @property
+    def cut(self) -> bool:
+        """Whether a limit ended it."""
+        return self in (Stop.LENGTH, Stop.TURNS, Stop.TOKENS, Stop.TOOL_CALLS, Stop.TIME)
 
 
 # --- media as the model sees it -------------------------------------------------------------------------------------
@@ -278,6 +314,23 @@ class Turn:
     stop: Stop
     tokens: int
     """Sampled tokens of the reply."""
+    after: int = -1
+    """Which turn of the play it goes on from; -1: it begins a conversation. Plays may branch."""
+
+
+def said(turns: Sequence[Turn], last: int) -> list[Message]:
+    """The conversation that ends with the reply of turn ``last``."""
+    found: list[Message] = []
+    while last >= 0:
+        found[:0] = [*turns[last].prompt, turns[last].reply]
+        last = turns[last].after
+    return found
+
+
+def ends(turns: Sequence[Turn]) -> list[int]:
+    """The turns that none follows: the last of each conversation of a play."""
+    followed = {turn.after for turn in turns}
+    return [i for i in range(len(turns)) if i not in followed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +340,9 @@ class PlayError:
     where: str
     type: str
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.type}: {self.text}"
 
 
 @dataclass(slots=True)

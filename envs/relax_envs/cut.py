@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 Keep = Literal["head", "tail", "both"]
@@ -14,11 +15,23 @@ def cut(text: str, limit: int, keep: Keep = "head") -> str:
     stands where text is missing and does not count; it is a line of its own where lines are cut off. Raises ValueError
     for a negative limit.
     """
+    return cut_all([text], limit, keep)[0]
+
+
+def cut_all(texts: Sequence[str], limit: int, keep: Keep = "head") -> list[str]:
+    """Several texts cut as if they were one; the note is in the first of which something is missing."""
     if limit < 0:
         raise ValueError(f"cut: limit is {limit}; 0 or more is allowed")
-    if len(text) <= limit:
-        return text
+    length = sum(map(len, texts))
+    if length <= limit:
+        return list(texts)
     head = {"head": limit, "tail": 0, "both": limit - limit // 2}[keep]
-    note = f"[{len(text) - limit:,} characters left out]"
-    before, after = text[:head], text[len(text) - (limit - head) :]
-    return "\n".join(piece for piece in (before, note, after) if piece)
+    note = f"[{length - limit:,} characters left out]"
+    found, start = [], 0
+    for text in texts:
+        before = text[: max(0, head - start)]
+        after = text[max(len(before), length - (limit - head) - start) :]
+        missing = len(before) + len(after) < len(text)
+        found.append("\n".join(piece for piece in (before, note * missing, after) if piece) if missing else text)
+        note, start = note * (not missing), start + len(text)
+    return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,13 @@ def load(call: str, where: str) -> Function:
         raise ConfigError(f"{where}: {call!r} is a {type(found).__name__}, which cannot be called")
     function: Function = found
     return function
+
+
+def is_async(function: Function) -> bool:
+    """Whether calling it gives a coroutine."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def in_words(error: BaseException) -> str:

@@ -56,7 +56,7 @@ def page(plugins: Sequence[str]) -> str:
         if section is not None:
             each = "Of each item:\n\n" if "items" in field else ""
             own = {key: value for key, value in section["properties"].items() if key != "id" or slot is None}
-            rows = [_run_row(key, value, section, schema) for key, value in own.items()]
+            rows = [row for key in own for row in _section_rows(key, section, schema)]
             parts += [f"## {name}\n", *([each + table(rows)] if rows else [])]
         if slot is not None:
             known = stack.components(slot.kind)
@@ -75,6 +75,20 @@ def _run_rows(schema: Schema, slots: Mapping[str, Slot]) -> Iterator[Row]:
             listed = f"list of {kind}s{_filled(field)}"
             row = row._replace(type=listed if "items" in field else kind, default=_default(row, field))
         yield row
+
+
+def _section_rows(name: str, section: Schema, schema: Schema) -> Iterator[Row]:
+    """A field of a section. One of a section that stands nowhere by itself is followed by its own fields."""
+    field = section["properties"][name]
+    inner = _section(field, schema)
+    if inner is None or name in schema["properties"]:
+        yield _run_row(name, field, section, schema)
+        return
+    row = _row(name, field, section, schema)
+    yield row._replace(
+        default="", meaning=row.meaning or " ".join(inner.get("description", "").replace("``", "`").split())
+    )
+    yield from rows(inner, schema, f"{name}.")
 
 
 def _default(row: Row, field: Schema) -> str:

@@ -35,11 +35,26 @@ class ComponentSection(Section):
         return dict(self.model_extra or {})
 
 
+class PlayLimits(Section):
+    """What one play may use. A play that reaches ``turns``, ``tokens`` or ``tool_calls`` ends there, and is trained."""
+
+    turns: PositiveInt | None = None
+    """Replies of the policy; default: as many as the environment asks for."""
+    tokens: PositiveInt = 131_072
+    """Of one sample: what was said to the policy and what it replied. More said at once is an error of the play."""
+    tool_calls: Annotated[int, Field(ge=0)] | None = None
+    """Tools that the policy calls; default: no limit."""
+    seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Of tools and environment, by the clock; the time in which the policy is sampled does not count. A play that
+    takes longer is ended, and is an error."""
+
+
 class EnvironmentSection(ComponentSection):
     name: Name | None = None
     """How metrics and evaluations call it; default: the id."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the step's groups, relative to the other environments."""
+    limits: PlayLimits = PlayLimits()
 
     @property
     def label(self) -> str:
@@ -162,6 +177,9 @@ class RunConfig(Section):
     """In which order the trainer takes groups; ``finished`` may evict late ones and favours short answers."""
     max_replays: Annotated[int, Field(ge=0)] = 3
     """How often an evicted group is played again before its task is dropped."""
+    max_failed_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the newest plays (those of two steps, at least 20) that may fail; more end the run. A play fails when it
+    raises, takes too long, or says what the model cannot read; it is counted, and not trained."""
     interrupt: Interrupt = "continue"
     """What happens to running requests when new weights arrive."""
     updates_per_step: PositiveInt = 1

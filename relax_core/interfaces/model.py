@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.interfaces.component import Configurable
+from relax_core.models.tool_calls import HermesParser, ToolCallParser
 from relax_core.types import Encoded, MediaKind, MediaRef, Message
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class ModelAdapter(Configurable, ABC):
     """Never sampled; masked in the engine and in the trainer alike."""
     pad_id: int
     vocab_size: int
+    tool_calls: ToolCallParser = HermesParser()
+    """Reads the tool calls of a reply's text, in the format that the model writes."""
 
     def __init__(self, config: Any, media: MediaStore, seed: int = 0) -> None:
         """``seed``: the run's, of random initial weights."""

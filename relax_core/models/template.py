@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 
 from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import Rewritten
-from relax_core.types import Audio, Image, Message, Part, Text, ToolCall, ToolResult, Video
+from relax_core.types import Audio, Image, Message, Part, Text, ToolCall, ToolResult, ToolSpec, Video
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -48,6 +48,7 @@ class ChatTemplate:
         strings = sorted({*special.values(), *reserved}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, strings)) or r"(?!)")
         self._stops = tuple(special[i] for i in sorted(self.stop_ids) if i in special)
+        self._shows_tools = re.search(r"\btools\b", self.source) is not None
 
     def render(self, messages: Sequence[Message], *, prompt: bool) -> str:
         """The template's text of ``messages``; with ``prompt``, the assistant's header at the end.
@@ -55,11 +56,19 @@ class ChatTemplate:
         Raises DataError when the template refuses them.
         """
         chat = [turn for m in messages for turn in self._chat(m)]
+        tools: list[Any] = [_tool_json(p) for m in messages for p in m.parts if isinstance(p, ToolSpec)]
+        if tools and not self._shows_tools:
+            raise DataError("the chat template writes no tools; describe them in the text of the system message")
         if not chat:
             raise DataError("a conversation without messages: there is nothing to sample from; give one message")
         try:
             text = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=prompt, chat_template=self.source, **self.options
+                chat,
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                chat_template=self.source,
+                **self.options,
             )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(m.role for m in messages)
@@ -73,13 +82,14 @@ class ChatTemplate:
         Raises DataError when the template refuses the messages, or when text holds a special token.
         """
         self._check(history)
-        return self._tokens_from(self.render(history, prompt=True), 0)
+        return self._tokens(self.render(history, prompt=True))
 
     def extend(self, history: Sequence[Message], last_id: int, new: Sequence[Message]) -> list[int] | Rewritten:
         """The ids between the reply that ends ``history`` and the next sampling.
 
         ``last_id`` is the last id that was sampled: if it ended the turn, what the template puts behind the end of
-        turn (often a newline) comes first, else the end of turn itself. Raises DataError as ``encode`` does.
+        turn (often a newline) comes first, else the end of turn itself. What was sampled is not tokenised again.
+        Raises DataError as ``encode`` does.
         """
         if not history or history[-1].role != "assistant":
             raise ValueError("extend: history must end with the reply that was sampled")
@@ -91,7 +101,7 @@ class ChatTemplate:
         end = self._reply_end(history, before, after)
         if isinstance(end, Rewritten):
             return end
-        ids = self._tokens_from(after, end)
+        ids = self._tokens_behind(after[end:])
         return ids[1:] if ids and ids[0] == last_id and last_id in self.stop_ids else ids
 
     def _reply_end(self, history: Sequence[Message], before: str, after: str) -> int | Rewritten:
@@ -119,17 +129,21 @@ class ChatTemplate:
         found = [i for s in self._stops if (i := text.find(s, start)) >= 0]
         return min(found, default=None)
 
-    def _tokens_from(self, text: str, start: int) -> list[int]:
-        """The ids of ``text[start:]`` as they are in the whole text."""
+    def _tokens_behind(self, text: str) -> list[int]:
+        """The ids of ``text`` that stands behind a reply, which is not read again.
+
+        A special token always is a border. Where the text begins with none, one is put before it for the moment: by
+        itself, text may get what a tokenizer writes at the start of a whole one.
+        """
+        if self._stops and not self._special.match(text):
+            return self._tokens(self._stops[0] + text)[1:]
+        return self._tokens(text)
+
+    def _tokens(self, text: str) -> list[int]:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
-        spans: list[tuple[int, int]] = encoded["offset_mapping"]
-        first = next((i for i, (begin, _) in enumerate(spans) if begin >= start), len(ids))
-        if first and spans[first - 1][1] > start:  # a token across the border: half of it was sampled otherwise
-            return self._tokens_from(text[start:], 0)
-        ids, spans = ids[first:], spans[first:]
         if self._refused in ids:
-            begin, end = spans[ids.index(self._refused)]
+            begin, end = encoded["offset_mapping"][ids.index(self._refused)]
             raise DataError(
                 f"the word {text[begin:end]!r} is not in the tiny model's vocabulary; add it to model.tiny.words, or "
                 "set model.tiny.unknown_words: keep"
@@ -142,7 +156,7 @@ class ChatTemplate:
             if m.role == "assistant":
                 continue  # what a model wrote is defused, not refused
             for part in chain.from_iterable(map(_leaves, m.parts)):
-                if found := self._special.search(part.text if isinstance(part, Text) else ""):
+                if found := self._special.search(_text(part)):
                     raise DataError(
                         f"{m.role} message: its text holds the special token {found.group()!r}; roles and media are "
                         "given as messages and parts, never as text: take it out, or put a space into it"
@@ -153,14 +167,20 @@ class ChatTemplate:
         return self._special.sub(lambda found: found.group()[0] + "\u200b" + found.group()[1:], text)
 
     def _chat(self, m: Message) -> list[dict[str, Any]]:
-        """A message as chat templates want it; tool results become one message each."""
+        """A message as chat templates want it; tool results become one message each, declared tools none."""
         if m.role == "tool" and any(isinstance(p, ToolResult) for p in m.parts):
             results = [p for p in m.parts if isinstance(p, ToolResult)]
             if len(results) != len(m.parts):
                 raise DataError("tool message: tool results mixed with other parts; put these into the results")
             return [{"role": "tool", "tool_call_id": r.id, "content": self._content(m, r.parts)} for r in results]
         calls = [p for p in m.parts if isinstance(p, ToolCall)]
-        turn = {"role": m.role, "content": self._content(m, [p for p in m.parts if not isinstance(p, ToolCall)])}
+        content = [p for p in m.parts if not isinstance(p, ToolCall | ToolSpec)]
+        if len(content) + len(calls) < len(m.parts):
+            if m.role != "system":
+                raise DataError(f"{m.role} message: it declares a tool; tools are declared in a system message")
+            if not content:
+                return []
+        turn: dict[str, Any] = {"role": m.role, "content": self._content(m, content)}
         if calls:
             turn["tool_calls"] = [
                 {"type": "function", "id": c.id, "function": json.loads(self._defused(_call_json(c)))} for c in calls
@@ -196,6 +216,19 @@ def special_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, str]:
 
 def _leaves(part: Part) -> Sequence[Part]:
     return part.parts if isinstance(part, ToolResult) else (part,)
+
+
+def _text(part: Part) -> str:
+    """What a template writes of a part by itself."""
+    if isinstance(part, ToolSpec):
+        return json.dumps(_tool_json(part), ensure_ascii=False)
+    return part.text if isinstance(part, Text) else ""
+
+
+def _tool_json(spec: ToolSpec) -> dict[str, Any]:
+    """As OpenAI's messages and chat templates have it."""
+    about = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    return {"type": "function", "function": about}
 
 
 def _call_json(call: ToolCall) -> str:

@@ -10,22 +10,14 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from relax_core.types import ToolCall
+from relax_core.types import CallError, ToolCall
 
 MOST_CALLS = 64
 """Calls of one reply that are read."""
 MOST_DEPTH = 64
 """Objects and lists inside each other in one call."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallError:
-    """A call that cannot be run. ``text`` is for the model: one line, which repeats nothing of what it wrote."""
-
-    text: str
 
 
 class ToolCallParser(ABC):

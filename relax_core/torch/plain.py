@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from relax_core.chat import advanced
+from relax_core.chat_state import advanced
 from relax_core.interfaces import ModelAdapter, Segment
 from relax_core.types import Encoded
 

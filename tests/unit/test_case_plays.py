@@ -18,13 +18,13 @@ from relax_core.interfaces import Batch, Completion, Engine, Environment, Interr
 from relax_core.media import MediaStore
 from relax_core.models.config import TextConfig
 from relax_core.models.text import TextAdapter
-from relax_core.models.tool_calls import CallError, HermesParser
+from relax_core.models.tool_calls import HermesParser
 from relax_core.players import Player, rows_of
 from relax_core.testing.decoding import decoder, mixed_requests, run
 from relax_core.testing.gradients import assert_close, caught, gradients
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
 from relax_core.testing.training import row, tiny_run, train
-from relax_core.types import Group, Message, Sampling, Stop, Task, Text, ToolCall, Trajectory, Version, user
+from relax_core.types import CallError, Group, Message, Sampling, Stop, Task, Text, ToolCall, Trajectory, Version, user
 from relax_core.weights import WeightUpdate
 from relax_envs.cut import cut
 

@@ -16,7 +16,7 @@ from relax_core.media import MediaStore
 from relax_core.models.config import TextConfig, TinyModel
 from relax_core.models.text import TextAdapter
 from relax_core.testing.tiny import tiny_adapter
-from relax_core.types import DrawKey, Encoded, Sampling, Stop, Version, message, user
+from relax_core.types import Decoded, DrawKey, Encoded, Image, Sampling, Stop, Version, message, user
 from relax_core.weights import WeightUpdate
 
 WORDS = ("red", "green", "blue", "again", "ok", "think", "so")
@@ -55,6 +55,10 @@ def text_adapter(tmp_path: Path, template: str = CHATML) -> TextAdapter:
     file = tmp_path / "template.jinja"
     file.write_text(template)
     return TextAdapter(TextConfig(tiny=TinyModel(words=WORDS), chat_template=file), MediaStore({}, 0))
+
+
+def picture(level: int) -> Image:
+    return Image(Decoded("image", np.full((2, 2, 3), level, np.uint8)))
 
 
 def ids(adapter: TextAdapter, text: str) -> list[int]:
@@ -186,23 +190,15 @@ def test_positions_of_three_axes_go_on_from_the_largest() -> None:
 
 
 def test_media_are_held_until_the_play_is_closed() -> None:
-    held: list[str] = []
-
-    class Store(MediaStore):
-        def retain(self, keys: Sequence[str]) -> None:  # type: ignore[override]
-            held.extend(keys)
-
-        def release(self, keys: Sequence[str]) -> None:  # type: ignore[override]
-            for key in keys:
-                held.remove(key)
-
-    adapter = tiny_adapter("red green blue", Store({}, 0))
-    chat = Chat(Scripted(), adapter, Sampling(), Seat(0, "t", 0, 0, ()))
-    chat.keep(["a", "b"])
-    assert held == ["a", "b"]
+    store = MediaStore({}, 0)  # what nobody holds is dropped at once
+    adapter = tiny_adapter("red green blue", store, images=True)
+    chat = Chat(Scripted(([3, 1], Stop.EOS)), adapter, Sampling(), Seat(0, "t", 0, 0, ()))
+    asyncio.run(chat(user(picture(1), picture(2), "red")))
+    keys = [ref.key for ref in chat.samples[0].media]
+    assert len(keys) == 2 and all(key in store for key in keys)
     chat.close()
     chat.close()
-    assert held == []
+    assert not any(key in store for key in keys)
 
 
 @pytest.mark.parametrize("stop", [Stop.EOS, Stop.LENGTH])

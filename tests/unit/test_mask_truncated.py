@@ -23,14 +23,14 @@ def shaped(plays: list[Trajectory]) -> list[float | None]:
 
 @pytest.mark.parametrize("stop", Stop)
 def test_what_counts_as_cut_off(stop: Stop) -> None:
-    masked = stop in (Stop.LENGTH, Stop.LIMIT)
+    masked = stop in (Stop.LENGTH, Stop.TURNS, Stop.TOKENS, Stop.TOOL_CALLS, Stop.TIME)
     t = play(stop, 0.5)
     assert shaped([t]) == [None if masked else 0.5]
     assert t.metrics["masked"] == masked and t.raw_reward == 0.5
 
 
 def test_the_others_keep_what_they_have() -> None:
-    plays = [play(Stop.EOS, 0.0), play(Stop.LENGTH, 1.0), play(Stop.EOS, None), play(Stop.LIMIT, None)]
+    plays = [play(Stop.EOS, 0.0), play(Stop.LENGTH, 1.0), play(Stop.EOS, None), play(Stop.TURNS, None)]
     assert shaped(plays) == [0.0, None, None, None]
     assert [t.metrics["masked"] for t in plays] == [0, 1, 0, 0]
 

@@ -14,6 +14,7 @@ from relax_core.errors import ConfigError, DataError
 from relax_core.testing.reward_plays import group_of, played, rewarded
 from relax_envs.rewards import code
 from relax_envs.rewards.code import Code, program_of
+from relax_envs.sandbox import runner
 from relax_envs.sandbox.limits import SandboxError
 from relax_envs.sandbox.task_tests import Assertions, CallTest, StandardIO, read_tests
 
@@ -314,7 +315,7 @@ def test_a_sandbox_that_does_not_work_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_system_without_guards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "guarantees", lambda: frozenset({"time", "memory"}))
+    monkeypatch.setattr(runner, "guarantees", lambda: frozenset({"time", "memory"}))
     with pytest.raises(ConfigError, match="cannot enforce files, network, processes"):
         Code(Code.Config())
     Code(Code.Config(allow_unsafe=True))

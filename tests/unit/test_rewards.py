@@ -166,7 +166,7 @@ def test_tags_and_other_conditions(reply: str, settings: dict[str, Any], reward:
 
 @pytest.mark.parametrize(
     ("stop", "ended", "reward"),
-    [(Stop.EOS, True, 1.0), (Stop.LENGTH, True, 0.0), (Stop.LIMIT, True, 0.0), (Stop.LENGTH, False, 1.0)],
+    [(Stop.EOS, True, 1.0), (Stop.LENGTH, True, 0.0), (Stop.TURNS, True, 0.0), (Stop.LENGTH, False, 1.0)],
 )
 def test_format_may_ask_for_an_end(stop: Stop, ended: bool, reward: float) -> None:
     assert rewarded(Format, played("red", stop=stop), words=1, ended=ended) == reward

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_core.models.tool_calls import MOST_CALLS, MOST_DEPTH, CallError, HermesParser
-from relax_core.types import ToolCall
+from relax_core.models.tool_calls import MOST_CALLS, MOST_DEPTH, HermesParser
+from relax_core.types import CallError, ToolCall
 
 DEEP = MOST_DEPTH - 2
 """What fits into ``arguments``: the call and its arguments are two objects."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relax_core.hookspecs import Callback, GroupEvent
-from relax_core.types import Stop
 
 if TYPE_CHECKING:
     from relax_core.run import Run
 
-CUT_OFF = frozenset({Stop.LENGTH, Stop.LIMIT})
-
 
 class MaskTruncated(Callback):
-    """A play that ended at a limit of tokens, turns or time gets no reward (overlong filtering, arXiv:2503.14476).
+    """A play that a limit ended (tokens, turns, tool calls) gets no reward (overlong filtering, arXiv:2503.14476).
 
     Its answer may only have been late: a reward of 0 would be noise. Without a reward it is as if it had not been
     played: it is not trained, counts in no denominator, and has no part in its group's mean and deviation. Masking its
@@ -25,7 +22,7 @@ class MaskTruncated(Callback):
     def shape_rewards(self, run: Run, value: list[float | None], event: GroupEvent) -> list[float | None]:
         shaped: list[float | None] = []
         for reward, trajectory in zip(value, event.group.trajectories, strict=True):
-            is_masked = reward is not None and trajectory.stop in CUT_OFF
+            is_masked = reward is not None and trajectory.stop.cut
             trajectory.metrics["masked"] = float(is_masked)
             shaped.append(None if is_masked else reward)
         return shaped

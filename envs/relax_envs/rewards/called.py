@@ -82,13 +82,6 @@ def unknown_options(function: Function, options: Mapping[str, Any]) -> list[str]
     return [name for name in options if name not in names]
 
 
-def is_async(function: Function) -> bool:
-    """Whether calling it gives a coroutine."""
-    while isinstance(function, partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
 def in_process(call: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     """Calls the function in a worker process; ``given``: its parameters by name."""
     import asyncio

@@ -8,23 +8,24 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from relax_core.errors import ConfigError, DataError
+from relax_core.errors import DataError
 from relax_core.interfaces import ComponentConfig, Reward
 from relax_core.types import Trajectory
 from relax_envs.rewards.loops import PerLoop
 from relax_envs.rewards.reply import final_part
 from relax_envs.sandbox.limits import END, Limits
-from relax_envs.sandbox.runner import guarantees, run
+from relax_envs.sandbox.runner import refuse_unsafe, run
 from relax_envs.sandbox.task_tests import StandardIO, Test, read_tests
 from relax_envs.sandbox.watch import how_it_ended
+from relax_envs.threads import stoppable
 
 _OPEN = re.compile(r"([ \t]*)(?:(?:[-*+>]|\d+[.)])[ \t]+)*(`{3,}|~{3,})[ \t]*\{?\.?([\w+#-]*)[^`]*")
 _PYTHON = re.compile(r"(?:i?python|py)[\d.]*")
-NEEDED = frozenset({"time", "memory", "network", "files", "processes"})
 NAMES = ("entry_point", "fn_name", "func_name")
 """Metadata that name the function of tests which do not name it."""
 
@@ -79,12 +80,8 @@ class Code(Reward):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        missing = NEEDED - guarantees()
-        if missing and not config.allow_unsafe:
-            raise ConfigError(
-                f"reward code: this system cannot enforce {', '.join(sorted(missing))} (it takes Linux with seccomp "
-                "on x86_64 or aarch64, and Landlock); grade elsewhere by the reward remote, or set allow_unsafe: true"
-            )
+        if not config.allow_unsafe:
+            refuse_unsafe("reward code", "grade elsewhere by the reward remote")
         self._limits = Limits(seconds=config.seconds, memory_bytes=config.memory_mb << 20)
         self._places: PerLoop[asyncio.Semaphore] = PerLoop(lambda: asyncio.Semaphore(config.concurrency))
 
@@ -96,8 +93,9 @@ class Code(Reward):
         if program is None or len(program) > self.config.longest:
             found = ["missing" if program is None else "too_long"]
         else:
-            async with self._places.get():
-                found = await _in_thread(self._judge, program, tests)
+            places = self._places.get()
+            await places.acquire()
+            found = await stoppable(partial(self._judge, program, tests), "reward code", places.release)
         passed = sum(how == "passed" for how in found) / len(tests)
         trajectory.metrics["code/passed"] = passed
         if failed := next((how for how in found if how != "passed"), None):
@@ -114,7 +112,7 @@ class Code(Reward):
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"task {task.id!r}: {column}: {error}: fix the row") from error
 
-    def _judge(self, stop: threading.Event, program: str, tests: Sequence[Test]) -> list[str]:
+    def _judge(self, program: str, tests: Sequence[Test], stop: threading.Event) -> list[str]:
         """How each test came out: ``passed``, ``wrong`` or how the program ended; stops early unless parts count."""
         end = time.monotonic() + self.config.total_seconds
         found: list[str] = []
@@ -126,15 +124,6 @@ class Code(Reward):
                 limits = replace(self._limits, seconds=min(self._limits.seconds, left), whole_seconds=left)
                 found += _tried(program, tests[len(found) :], limits, stop)
         return found
-
-
-async def _in_thread(judge: Any, program: str, tests: Sequence[Test]) -> list[str]:
-    """In a thread, whose program is killed when nobody waits for it any more."""
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(judge, stop, program, tests)
-    finally:
-        stop.set()
 
 
 def program_of(reply: str, fenced: bool = True) -> str | None:

@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.errors import DataError
-from relax_core.types import MEDIA_KINDS, Audio, Image, Message, Part, Text, ToolCall, ToolResult, Trajectory, Video
+from relax_core.types import (
+    MEDIA_KINDS,
+    Audio,
+    Image,
+    Message,
+    Part,
+    Text,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Trajectory,
+    Video,
+    said,
+)
 
 
 def messages_of(trajectory: Trajectory, media: bool = False) -> list[dict[str, Any]]:
@@ -16,11 +29,12 @@ def messages_of(trajectory: Trajectory, media: bool = False) -> list[dict[str, A
 
     ``content`` is text, or a list of parts where there is more than text: ``{type: text, text}``, ``{type: image}``
     (audio, video; with ``media`` also ``data``, its encoded bytes in base64), ``{type: tool_call, name, arguments,
-    id}`` and ``{type: tool_result, content, id}``. Raises DataError where ``media`` are asked for and have no bytes.
+    id}``, ``{type: tool_result, content, id}`` and ``{type: tool, name, description,
+    parameters}``. Raises DataError where ``media`` are asked for and have no bytes.
     """
     turns = trajectory.turns
-    before = [message for turn in turns for message in (*turn.prompt, turn.reply)][:-1] if turns else None
-    return [_message(message, media) for message in (trajectory.task.messages if before is None else before)]
+    before = said(turns, len(turns) - 1)[:-1] if turns else trajectory.task.messages
+    return [_message(message, media) for message in before]
 
 
 def _message(message: Message, media: bool) -> dict[str, Any]:
@@ -35,6 +49,9 @@ def _part(part: Part, media: bool) -> dict[str, Any]:
         return {"type": "tool_call", "name": part.name, "arguments": dict(part.arguments), "id": part.id}
     if isinstance(part, ToolResult):
         return {"type": "tool_result", "content": [_part(inner, media) for inner in part.parts], "id": part.id}
+    if isinstance(part, ToolSpec):
+        spec = {"name": part.name, "description": part.description, "parameters": dict(part.parameters)}
+        return {"type": "tool", **spec}
     return {"type": MEDIA_KINDS[type(part)], **({"data": _encoded(part)} if media else {})}
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,10 +13,11 @@ from pydantic import Field, PositiveInt, model_validator
 from relax_core.errors import ConfigError, RelaxError
 from relax_core.interfaces import ComponentConfig, Reward
 from relax_core.types import Group, Trajectory
-from relax_envs.named import load
+from relax_envs.named import is_async, load
 from relax_envs.rewards import called
 from relax_envs.rewards.conversation import messages_of, plain
 from relax_envs.rewards.loops import PerLoop
+from relax_envs.threads import in_thread
 
 
 class Function(Reward):
@@ -73,7 +72,7 @@ class Function(Reward):
                 f"reward function: call: {config.call!r}: in a process a function is called with plain data: name its "
                 f"parameters after {', '.join(known)}"
             )
-        self._async = called.is_async(self.function)
+        self._async = is_async(self.function)
         self._places = PerLoop(lambda: asyncio.Semaphore(config.workers))
         self._pool: Any = None
         if config.process:
@@ -123,39 +122,8 @@ class Function(Reward):
                 raise RelaxError(f"{self.config.call} asked Python to exit ({error.code})") from error
         places = self._places.get()
         await places.acquire()
-        found = await _in_thread(call, places.release)
+        found = await in_thread(call, "reward", places.release)
         return await found if inspect.isawaitable(found) else found
-
-
-async def _in_thread(call: partial[Any], ended: Any) -> Any:
-    """The result of a call in a daemon thread, which does not hold the program up when it never returns."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        ended()
-        if not result.done():
-            if error is None:
-                result.set_result(value)
-            else:
-                result.set_exception(error)
-
-    def work() -> None:
-        value: Any = None
-        error: BaseException | None = None
-        try:
-            value = call()
-        except StopIteration as raised:  # a future cannot hold it
-            error = RelaxError(f"StopIteration: {raised}")
-        except Exception as raised:
-            error = raised
-        except BaseException as raised:  # sys.exit, say: it ends the call, not the program
-            error = RelaxError(f"{type(raised).__name__}: {raised}")
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=work, daemon=True, name="reward").start()
-    return await result
 
 
 def _of_play(trajectory: Trajectory) -> dict[str, Any]:

@@ -133,7 +133,15 @@ def _run(module: "Any", folder: str) -> None:
         sys.modules.pop(own, None)
     sys.argv = [program]
     sys.path[:] = [folder, *sys.path]
+    sys.excepthook = _excepthook
     exec(compile(text, program, "exec", dont_inherit=True), module.__dict__)
+
+
+def _excepthook(kind: "Any", error: BaseException, trace: "Any") -> None:
+    """As Python's, without what is here: a traceback begins in the program."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 main()

@@ -19,11 +19,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from relax_core.errors import ConfigError
 from relax_envs.sandbox.folder import remove
 from relax_envs.sandbox.limits import Limits, Outcome, SandboxError
 from relax_envs.sandbox.watch import Watch
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
+NEEDED = frozenset({"time", "memory", "network", "files", "processes"})
+"""Layers without which a program of a policy is not run."""
 
 
 def run(
@@ -137,3 +140,12 @@ def guarantees() -> frozenset[str]:
     Raises SandboxError when no program can be run at all.
     """
     return frozenset(run("", limits=Limits(seconds=30.0)).guards)
+
+
+def refuse_unsafe(what: str, instead: str) -> None:
+    """Raises ConfigError where this system lacks a layer that is needed; ``instead`` says what to do then."""
+    if missing := NEEDED - guarantees():
+        raise ConfigError(
+            f"{what}: this system cannot enforce {', '.join(sorted(missing))} (it takes Linux with seccomp on x86_64 "
+            f"or aarch64, and Landlock); {instead}, or set allow_unsafe: true"
+        )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from relax_core.chat import advanced
+from relax_core.chat_state import advanced
 from relax_core.errors import EngineError
 from relax_core.interfaces import Completion, Engine, Interrupt, Request
 from relax_core.types import Encoded, Stop, Version
