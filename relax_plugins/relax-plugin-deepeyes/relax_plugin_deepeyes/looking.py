@@ -7,10 +7,10 @@ are made in their image. A tool looks at the original, or at any other medium th
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from relax_core.interfaces import ComponentConfig
 from relax_core.types import Audio, Decoded, Image, MediaKind, MediaPart, Video
 from relax_envs.tools.tool import Output, Tool
 from relax_plugin_deepeyes.boxes import Box, BoxRules, read_box
@@ -26,19 +26,22 @@ THREAD_BYTES = 1 << 18
 """Media of at least so many bytes are worked on in a thread, so that other plays go on meanwhile."""
 
 
+class Rules(ComponentConfig):
+    boxes: BoxRules = BoxRules()
+    """How bounding boxes are read."""
+    spans: SpanRules = SpanRules()
+    """How spans of time are read."""
+
+
 class Look(Tool):
-    """What the tools share. Behind what one shows stands ``hint``, if there is one."""
+    """What the tools share: ``source`` gives what they look at, ``note`` is told where, and behind what they show
+    stands ``hint``, if there is one."""
 
-    def __init__(self, source: Source, hint: str = "", note: Note = lambda where: None) -> None:
-        self.source, self.hint, self.note = source, hint, note
+    def __init__(self, source: Source, rules: Rules, *, hint: str = "", note: Note = lambda where: None) -> None:
+        self.source, self.rules, self.hint, self.note = source, rules, hint, note
 
-    async def __call__(self, arguments: Mapping[str, Any]) -> Output:
-        shown = await self.look(**arguments)
-        return [shown, self.hint] if self.hint else shown
-
-    @abstractmethod
-    async def look(self, **arguments: Any) -> MediaPart:
-        """What a call with these arguments shows. Raises ToolError for what cannot be shown."""
+    def shown(self, medium: MediaPart) -> Output:
+        return [medium, self.hint] if self.hint else medium
 
 
 def _takes(required: str, **properties: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -50,14 +53,18 @@ def _which(kind: str, verb: str) -> Mapping[str, Any]:
     return {"type": "integer", "minimum": 0, "description": said}
 
 
+def _numbers(count: int, said: str) -> Mapping[str, Any]:
+    return {
+        "type": "array",
+        "items": {"type": "number"},
+        "minItems": count,
+        "maxItems": count,
+        "description": said,
+    }
+
+
 _LABEL = {"type": "string", "description": "What is looked for there (optional)."}
-_SPAN = {
-    "type": "array",
-    "items": {"type": "number"},
-    "minItems": 2,
-    "maxItems": 2,
-    "description": "The part as [start, end], in seconds from the beginning.",
-}
+_SPAN = _numbers(2, "The part as [start, end], in seconds from the beginning.")
 
 
 class ZoomIn(Look):
@@ -65,27 +72,17 @@ class ZoomIn(Look):
     description = "Zoom in on a region of a picture: what is inside of a bounding box is shown in full resolution."
     parameters = _takes(
         "bbox_2d",
-        bbox_2d={
-            "type": "array",
-            "items": {"type": "number"},
-            "minItems": 4,
-            "maxItems": 4,
-            "description": "The region as [x1, y1, x2, y2]: (x1, y1) is its top left corner, (x2, y2) the bottom right.",
-        },
+        bbox_2d=_numbers(4, "The region as [x1, y1, x2, y2]: its top left corner, and its bottom right one."),
         label=_LABEL,
         image=_which("picture", "shown"),
     )
 
-    def __init__(self, source: Source, rules: BoxRules, hint: str = "", note: Note = lambda where: None) -> None:
-        super().__init__(source, hint, note)
-        self.rules = rules
-
-    async def look(self, *, bbox_2d: list[float], label: str = "", image: int = 0) -> Image:
-        picture = await self.source("image", image)
+    async def __call__(self, arguments: Mapping[str, Any]) -> Output:
+        picture = await self.source("image", arguments.get("image", 0))
         height, width = picture.data.shape[:2]
-        box, least = read_box(bbox_2d, width, height, self.rules), self.rules.least_side
+        box, least = read_box(arguments["bbox_2d"], width, height, self.rules.boxes), self.rules.boxes.least_side
         self.note(box)
-        return Image(await _aside(box.width * box.height * 3, lambda: crop(picture, box, least)))
+        return self.shown(Image(await _made(box.width * box.height * 3, crop, picture, box, least)))
 
 
 class Rotate(Look):
@@ -97,11 +94,11 @@ class Rotate(Look):
         image=_which("picture", "shown"),
     )
 
-    async def look(self, *, angle: float, image: int = 0) -> Image:
-        picture = await self.source("image", image)
+    async def __call__(self, arguments: Mapping[str, Any]) -> Output:
+        picture = await self.source("image", arguments.get("image", 0))
         height, width = picture.data.shape[:2]
         self.note(Box(0, 0, width, height))
-        return Image(await _aside(picture.data.nbytes, lambda: rotate(picture, angle)))
+        return self.shown(Image(await _made(picture.data.nbytes, rotate, picture, arguments["angle"])))
 
 
 class ListenCloser(Look):
@@ -115,15 +112,12 @@ class ListenCloser(Look):
         audio=_which("sound", "played"),
     )
 
-    def __init__(self, source: Source, rules: SpanRules, hint: str = "", note: Note = lambda where: None) -> None:
-        super().__init__(source, hint, note)
-        self.rules = rules
-
-    async def look(self, *, span: list[float], gain_db: float = 0.0, label: str = "", audio: int = 0) -> Audio:
-        sound = await self.source("audio", audio)
-        start, end = read_span(span, duration(sound), self.rules)
+    async def __call__(self, arguments: Mapping[str, Any]) -> Output:
+        sound = await self.source("audio", arguments.get("audio", 0))
+        start, end = read_span(arguments["span"], duration(sound), self.rules.spans)
         self.note((start, end))
-        return Audio(await _aside(sound.data.nbytes, lambda: cut_sound(sound, start, end, gain_db)))
+        gain = arguments.get("gain_db", 0.0)
+        return self.shown(Audio(await _made(sound.data.nbytes, cut_sound, sound, start, end, gain)))
 
 
 class WatchCloser(Look):
@@ -142,16 +136,14 @@ class WatchCloser(Look):
         video=_which("video", "shown"),
     )
 
-    def __init__(self, source: Source, rules: SpanRules, hint: str = "", note: Note = lambda where: None) -> None:
-        super().__init__(source, hint, note)
-        self.rules = rules
-
-    async def look(self, *, span: list[float], speed: float = 1.0, label: str = "", video: int = 0) -> Video:
-        film = await self.source("video", video)
-        start, end = read_span(span, duration(film), self.rules)
+    async def __call__(self, arguments: Mapping[str, Any]) -> Output:
+        film = await self.source("video", arguments.get("video", 0))
+        start, end = read_span(arguments["span"], duration(film), self.rules.spans)
         self.note((start, end))
-        return Video(await _aside(film.data.nbytes, lambda: cut_video(film, start, end, speed)))
+        speed = arguments.get("speed", 1.0)
+        return self.shown(Video(await _made(film.data.nbytes, cut_video, film, start, end, speed)))
 
 
-async def _aside(nbytes: int, make: Callable[[], Decoded]) -> Decoded:
-    return await asyncio.to_thread(make) if nbytes >= THREAD_BYTES else make()
+async def _made(nbytes: int, make: Callable[..., Decoded], *arguments: Any) -> Decoded:
+    """What ``make`` gives; in a thread where it has so much to do that other plays would wait."""
+    return await asyncio.to_thread(make, *arguments) if nbytes >= THREAD_BYTES else make(*arguments)

@@ -1,6 +1,6 @@
 """Reward ``deepeyes``: the right answer, the right form, and a bonus for tools where the answer is right.
 
-    R = R_accuracy + R_format + [R_accuracy > 0] R_tool                      (DeepEyes, arXiv 2505.14362, section 3)
+R = R_accuracy + R_format + [R_accuracy > 0] R_tool                      (DeepEyes, arXiv 2505.14362, section 3)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spans of time as a model writes them: from [start, end] to a part of a sound or a video, or an error that says why not.
+"""Spans of time as a model writes them: from [start, end] to a part of a recording, or an error that says why not.
 
 Shape legend: F frames, H height, W width.
 """

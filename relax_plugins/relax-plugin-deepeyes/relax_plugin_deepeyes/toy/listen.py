@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from relax_core.types import Audio, Decoded
 from relax_envs.tools.tool import Tool
-from relax_plugin_deepeyes.looking import ListenCloser, Note, Source
-from relax_plugin_deepeyes.spans import SpanRules
+from relax_plugin_deepeyes.looking import ListenCloser, Note, Rules, Source
 from relax_plugin_deepeyes.toy.base import LookToy, answer_word, call_word
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Listen(LookToy):
         return whole, Audio(Decoded("audio", glimpse, RATE))
 
     def tool(self, source: Source, note: Note) -> Tool:
-        return ListenCloser(source, SpanRules(), note=note)
+        return ListenCloser(source, Rules(), note=note)
 
     def shows(self, where: tuple[float, float], place: tuple[float, float]) -> bool:
         """Some of the tone, and nothing of other parts."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from relax_core.types import Decoded, Video
 from relax_envs.tools.tool import Tool
-from relax_plugin_deepeyes.looking import Note, Source, WatchCloser
-from relax_plugin_deepeyes.spans import SpanRules
+from relax_plugin_deepeyes.looking import Note, Rules, Source, WatchCloser
 from relax_plugin_deepeyes.toy.base import LookToy, answer_word, call_word
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Watch(LookToy):
         return Decoded("video", frames, RATE), Video(glimpse)
 
     def tool(self, source: Source, note: Note) -> Tool:
-        return WatchCloser(source, SpanRules(), note=note)
+        return WatchCloser(source, Rules(), note=note)
 
     def shows(self, where: tuple[float, float], place: tuple[float, float]) -> bool:
         """All of the part, and nothing of others."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from relax_core.types import Decoded, Image
 from relax_envs.tools.tool import Tool
-from relax_plugin_deepeyes.boxes import Box, BoxRules
-from relax_plugin_deepeyes.looking import Note, Source, ZoomIn
+from relax_plugin_deepeyes.boxes import Box
+from relax_plugin_deepeyes.looking import Note, Rules, Source, ZoomIn
 from relax_plugin_deepeyes.toy.base import LookToy, answer_word, call_word
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Zoom(LookToy):
         return Decoded("image", scene_HW3), Image(Decoded("image", glimpse_HW3))
 
     def tool(self, source: Source, note: Note) -> Tool:
-        return ZoomIn(source, BoxRules(), note=note)
+        return ZoomIn(source, Rules(), note=note)
 
     def shows(self, where: Box, place: Box) -> bool:
         """All of the tag, and at most a quadrant."""
