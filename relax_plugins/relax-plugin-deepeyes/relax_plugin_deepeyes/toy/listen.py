@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 PROMPT = "which tone ?"
-TONES = {"low": (150, 400), "middle": (700, 1100), "high": (1800, 2600), "shrill": (4000, 6000)}
-"""Hertz, from and to."""
+TONES = {"low": (150, 500), "middle": (700, 1300), "high": (1700, 3000), "shrill": (3800, 7000)}
+"""Hertz of a chord's lowest and highest tone."""
+PARTIALS = 12
+"""Tones of a chord."""
 RATE = 16_000
 PART, START = 0.32, 0.08
 """Seconds of a part, and of its beginning."""
@@ -22,7 +24,7 @@ SPANS = tuple((i * PART, (i + 1) * PART) for i in range(4))
 """The parts. In one of them there is a knock and, behind it, the tone."""
 GAIN_DB = 20
 
-_KNOCK, _TONE, _HISS = 0.3, 0.03, 0.001
+_KNOCK, _SOFT, _HISS = 0.3, 0.01, 0.001
 """How loud; 1 is full scale."""
 
 WORDS = (
@@ -52,8 +54,9 @@ class Listen(LookToy):
         parts = _HISS * rng.standard_normal((len(SPANS), length))
         parts[place, :start] += _KNOCK * rng.uniform(0.5, 1) * rng.uniform(-1, 1, start)
         glimpse = parts[:, :start].ravel().astype(np.float32)
-        hertz, phase = rng.uniform(*TONES[answer]), rng.uniform(0, 2 * np.pi)
-        parts[place, start:] += _TONE * np.sin(2 * np.pi * hertz * np.arange(length - start) / RATE + phase)
+        hertz = np.linspace(*TONES[answer], PARTIALS) * rng.uniform(0.97, 1.03)
+        turns = np.outer(hertz, np.arange(length - start) / RATE) + rng.uniform(0, 1, (PARTIALS, 1))
+        parts[place, start:] += _SOFT * np.sin(2 * np.pi * turns).sum(0)
         whole = Decoded("audio", parts.ravel().astype(np.float32), RATE)
         return whole, Audio(Decoded("audio", glimpse, RATE))
 
