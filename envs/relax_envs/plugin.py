@@ -12,6 +12,8 @@ def relax_environments() -> Mapping[str, Component]:
         "single_turn": Component(
             "relax_envs.single_turn:SingleTurn", summary="data sets (JSONL, Parquet, datasets folders): ask once"
         ),
+        "tool_use": Component("relax_envs.tools.use:ToolUse", summary="data sets, with tools that the policy may call"),
+        "gymnasium": Component("relax_envs.gym:Gymnasium", summary="environments with Gymnasium's reset and step"),
         "reasoning-gym": Component(
             "relax_envs.reasoning_gym:ReasoningGym", summary="tasks of the reasoning-gym package"
         ),
@@ -37,6 +39,7 @@ def relax_rewards() -> Mapping[str, Component]:
         "format": Component(f"{rewards}.format:Format", summary="the last reply has a given form"),
         "length": Component(f"{rewards}.length:Length", summary="how long the replies are"),
         "repetition": Component(f"{rewards}.repetition:Repetition", summary="a penalty for repeated words"),
+        "metric": Component(f"{rewards}.metric:Metric", summary="a number that the environment noted of the play"),
         "remote": Component(f"{rewards}.remote:Remote", summary="a grader behind an HTTP address"),
         "function": Component(f"{rewards}.function:Function", summary="a function of your own"),
     }

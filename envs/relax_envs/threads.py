@@ -39,7 +39,7 @@ class Line:
     """A thread that does calls one after the other: for things that want to be used by one thread only."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True, name=name).start()
 
     async def __call__(self, call: Callable[[], T]) -> T:
@@ -48,8 +48,14 @@ class Line:
         self._calls.put(work)
         return await result
 
-    def end(self) -> None:
-        """No call comes after those that wait already."""
+    def end(self, call: Callable[[], object]) -> None:
+        """Do a last call behind those before it; nobody waits for it, or hears what it raises."""
+
+        def last() -> None:
+            with suppress(Exception):
+                call()
+
+        self._calls.put(last)
         self._calls.put(None)
 
     def _serve(self) -> None:

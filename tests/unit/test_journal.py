@@ -135,7 +135,7 @@ def test_messages_of_every_kind_and_script(tmp_path: Path) -> None:
     call = ToolCall("查询", {"城市": "Zürich", "n": 3, "nested": [None, {"a": 1.5}]}, "call-1")
     result = ToolResult((Text("مرحبا 🎉"), Image(picture(7))), "call-1")
     odd = message("assistant", "line\u2028separator\n\x00, half a pair \ud83d", call)
-    trajectory.turns += [Turn((message("tool", result),), odd, Stop.LENGTH, 3)]
+    trajectory.turns += [Turn((message("tool", result),), odd, Stop.LENGTH, 3, 0)]
     found = there_and_back(tmp_path, journal_entry(0, [group])).trajectories()[0]
     assert found.turns[1].reply == odd
     restored = found.turns[1].prompt[0].parts[0]

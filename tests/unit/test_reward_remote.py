@@ -279,7 +279,7 @@ def conversation(picture: Image | Audio) -> Trajectory:
     call = message("assistant", "let me see", ToolCall("zoom", {"x": 1}, "c1"))
     result = message("tool", ToolResult((picture,), "c1"))
     first = Turn(task.messages, call, played("").stop, 3)
-    return Trajectory(task, 0, 0, [first, Turn((result,), message("assistant", "猫 \ud800"), first.stop, 4)])
+    return Trajectory(task, 0, 0, [first, Turn((result,), message("assistant", "猫 \ud800"), first.stop, 4, 0)])
 
 
 def test_the_body_of_a_request(server: Server) -> None:
