@@ -191,12 +191,13 @@ def test_tools_look_at_the_original_files_and_at_what_was_shown_since(tmp_path: 
     assert again.source.data.shape == (40, 60, 3)
     with pytest.raises(ToolError, match="There is no image 2: there are 2 so far, counted from 0"):
         call(zoom, bbox_2d=[0, 0, 1, 1], image=2)
+    ask: Any = shown_in(chat)
     with pytest.raises(ToolError, match="There is no audio 0: there are 0 so far"):
-        asyncio.run(shown_in(chat)("audio", 0))  # type: ignore[arg-type]
+        asyncio.run(ask("audio", 0))
 
 
 def call(tool: Tool, **arguments: Any) -> Any:
-    return asyncio.run(tool(arguments))  # type: ignore[arg-type]
+    return asyncio.run(tool(arguments))
 
 
 # --- the published data set -------------------------------------------------------------------------------------------

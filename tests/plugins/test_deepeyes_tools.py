@@ -257,7 +257,7 @@ def test_large_media_are_cut_beside_other_plays() -> None:
         return big
 
     async def both() -> int:
-        turned = asyncio.create_task(Rotate(source, Rules())({"angle": 30}))  # type: ignore[arg-type]
+        turned = asyncio.create_task(Rotate(source, Rules())({"angle": 30}))
         ticks = 0
         while not turned.done():
             ticks += 1

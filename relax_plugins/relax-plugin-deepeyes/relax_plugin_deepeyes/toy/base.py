@@ -85,7 +85,7 @@ class LookToy(ToolEnvironment):
     def scene(self, split: str, index: int) -> Scene:
         if (split, index) not in self._scenes:
             rng = generator(self.config.seed, self.name, split, index)
-            place, answer = int(rng.integers(len(self.places))), self.answers[rng.integers(len(self.answers))]
+            place, answer = int(rng.integers(len(self.places))), self.answers[int(rng.integers(len(self.answers)))]
             self._scenes[split, index] = Scene(*self.make(rng, place, answer), place, answer)
         return self._scenes[split, index]
 

@@ -20,7 +20,7 @@ PARTIALS = 12
 RATE = 16_000
 PART, START = 0.32, 0.08
 """Seconds of a part, and of its beginning."""
-SPANS = tuple((i * PART, (i + 1) * PART) for i in range(4))
+SPANS = tuple((i * PART, (i + 1) * PART) for i in range(2))
 """The parts. In one of them there is a knock and, behind it, the tone."""
 GAIN_DB = 20
 
@@ -39,7 +39,7 @@ WORDS = (
 
 
 class Listen(LookToy):
-    """A recording of four parts of 0.32 s at 16 kHz, in which a knock tells where a soft tone follows. The glimpse
+    """A recording of two parts of 0.32 s at 16 kHz, in which a knock tells where a soft tone follows. The glimpse
     plays the first 0.08 s of each part: the knock, and nothing of the tone."""
 
     name = "deepeyes-listen"

@@ -19,7 +19,7 @@ SIDE, SQUARE, STEP = 32, 10, 3
 """Pixels of the film and of the square, and how many it moves from frame to frame."""
 RATE, FRAMES = 8.0, 4
 """Frames per second, and of a part."""
-SPANS = tuple((i * FRAMES / RATE, (i + 1) * FRAMES / RATE) for i in range(4))
+SPANS = tuple((i * FRAMES / RATE, (i + 1) * FRAMES / RATE) for i in range(2))
 """The parts. In one of them there is a square."""
 
 WORDS = (
@@ -34,7 +34,7 @@ WORDS = (
 
 
 class Watch(LookToy):
-    """A film of four parts of four frames, 32 x 32 at 8 a second. In one part a bright square starts from the middle.
+    """A film of two parts of four frames, 32 x 32 at 8 a second. In one part a bright square starts from the middle.
     The glimpse shows the first frame of each part, in fast motion: the square, but not yet where it goes."""
 
     name = "deepeyes-watch"
