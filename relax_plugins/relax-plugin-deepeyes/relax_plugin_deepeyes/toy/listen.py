@@ -22,7 +22,7 @@ PART, START = 0.32, 0.08
 """Seconds of a part, and of its beginning."""
 SPANS = tuple((i * PART, (i + 1) * PART) for i in range(2))
 """The parts. In one of them there is a knock and, behind it, the tone."""
-GAIN_DB = 20
+GAINS_DB = (10, 20)
 
 _KNOCK, _SOFT, _HISS = 0.3, 0.01, 0.001
 """How loud; 1 is full scale."""
@@ -30,7 +30,7 @@ _KNOCK, _SOFT, _HISS = 0.3, 0.01, 0.001
 WORDS = (
     *PROMPT.split(),
     *map(answer_word, TONES),
-    *(call_word("audio_zoom_in_tool", {"span": [round(at, 2) for at in span], "gain_db": GAIN_DB}) for span in SPANS),
+    *(call_word("audio_zoom_in_tool", {"span": list(span), "gain_db": gain}) for gain in GAINS_DB for span in SPANS),
     call_word("audio_zoom_in_tool", {"span": [2.0, 3.0]}),  # behind the end
     call_word("audio_zoom_in_tool", {"span": 0.64}),  # one number
     call_word("image_zoom_in_tool", {"bbox_2d": [0, 0, 32, 32]}),  # another toy's tool

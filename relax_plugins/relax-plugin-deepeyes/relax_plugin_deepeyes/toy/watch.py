@@ -21,11 +21,12 @@ RATE, FRAMES = 8.0, 4
 """Frames per second, and of a part."""
 SPANS = tuple((i * FRAMES / RATE, (i + 1) * FRAMES / RATE) for i in range(2))
 """The parts. In one of them there is a square."""
+SPEEDS = (0.25, 0.5)
 
 WORDS = (
     *PROMPT.split(),
     *map(answer_word, WAYS),
-    *(call_word("video_zoom_in_tool", {"span": list(span), "speed": 0.25}) for span in SPANS),
+    *(call_word("video_zoom_in_tool", {"span": list(span), "speed": speed}) for speed in SPEEDS for span in SPANS),
     call_word("video_zoom_in_tool", {"span": [3.0, 4.0]}),  # behind the end
     call_word("video_zoom_in_tool", {"span": [0.0, 0.5], "speed": 0}),  # stands still
     '<tool_call>{"name":"video_zoom_in_tool","arguments":{"span":[0.0,0.5]}',  # not ended
