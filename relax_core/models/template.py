@@ -89,6 +89,20 @@ class ChatTemplate:
         self._check(history)
         return self._tokens(self.render(history, prompt=True))
 
+    def reply(self, text: str) -> list[int]:
+        """The ids of a reply of this text, which may spell special tokens but holds none, and its end of turn.
+
+        Raises DataError for a word outside the vocabulary.
+        """
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+        ids: list[int] = encoded["input_ids"]
+        special = special_tokens(self.tokenizer)
+        if (wrong := next((i for i, token in enumerate(ids) if token in special), None)) is not None:
+            begin, end = encoded["offset_mapping"][wrong]
+            raise DataError(f"a reply: the model has no word for {text[begin:end]!r}: use words of its vocabulary")
+        eos = self.tokenizer.eos_token_id
+        return [*ids, eos if eos in self.stop_ids else min(self.stop_ids)]
+
     def extend(self, history: Sequence[Message], last_id: int, new: Sequence[Message]) -> list[int] | Rewritten:
         """The ids between the reply that ends ``history`` and the next sampling.
 
@@ -145,6 +159,14 @@ class ChatTemplate:
         return self._tokens(text)
 
     def _tokens(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            near = text[max(0, error.start - 10) : error.end + 10]
+            raise DataError(
+                f"a text holds half of a surrogate pair, which is no character, at {near!r}: decode it with "
+                "errors='replace', or take it out"
+            ) from error
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
         if self._refused in ids:

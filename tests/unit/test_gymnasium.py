@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from relax_core.testing.scripted_plays import play
 
 from relax_core.errors import ConfigError
 from relax_core.testing.reward_plays import played as a_play
 from relax_core.testing.reward_plays import rewarded
+from relax_core.testing.scripted_plays import play
 from relax_core.types import Decoded, Image, Stop, Text, Trajectory, user
 from relax_envs.gym import Gymnasium
 from relax_envs.gym_values import Actions, shown
