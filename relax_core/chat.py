@@ -22,6 +22,7 @@ from relax_core.keys import stream, uniform
 from relax_core.models.tool_calls import without_calls
 from relax_core.types import (
     CallError,
+    Decoded,
     DrawKey,
     Encoded,
     MediaPart,
@@ -36,9 +37,7 @@ from relax_core.types import (
 )
 
 if TYPE_CHECKING:
-    from typing import Literal
-
-    from relax_core.interfaces import Engine, ModelAdapter
+    from relax_core.interfaces import Engine, ModelAdapter, Pool
     from relax_core.play_clock import PlayClock
 
 
@@ -64,7 +63,7 @@ class Seat:
     attempt: int
     member: int
     order: tuple[int, ...]
-    pool: Literal["train", "eval"] = "train"
+    pool: Pool = "train"
 
 
 class PlayOver(BaseException):
@@ -182,6 +181,15 @@ class Chat:
         if most is not None and self._record.calls + n > most:
             raise PlayOver(Stop.TOOL_CALLS)
         self._record.calls += n
+
+    async def decoded(self, part: MediaPart) -> Decoded:
+        """The content of a medium, for tools that look into it: the very arrays that the model's features are made of.
+
+        What is not decoded yet is decoded in a thread. Raises DataError for what cannot be read.
+        """
+        if isinstance(part.source, Decoded):
+            return part.source
+        return await asyncio.to_thread(self._adapter.media.decode, part)
 
     def random(self, *names: str | int) -> float:
         """A number in [0, 1) of this play's own, the same whenever it is played again: give each draw another name."""
