@@ -1,4 +1,4 @@
-"""An environment with an agent keeps every promise of environments: whatever the policy says, and when it is cancelled."""
+"""An environment with an agent keeps every promise of environments, whatever the policy says."""
 
 from __future__ import annotations
 
