@@ -108,6 +108,7 @@ class LocalRuntime(Runtime):
         self._engine: Engine | None = None
         self._transport: Transport | None = None
         self._graders: Graders | None = None
+        self._environments: Mapping[str, Environment] = {}
         self._aside: Aside | None = None
 
     async def start(self, run: Run, note: Note, training: bool = True) -> Roles:
@@ -123,7 +124,7 @@ class LocalRuntime(Runtime):
             trainer = self._aside = Aside(trainer)
         colocated = self.config.placement == "colocate"
         stages = stages_here(run, algorithm, adapter, media, trainer, colocated) if training else {}
-        environments = build_environments(run)
+        environments = self._environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
         role = EngineRole.of_policy(run)
         engine = Router([role.here(run, adapter) if in_process else role.apart(run, media)], note)
@@ -156,6 +157,8 @@ class LocalRuntime(Runtime):
             await self._engine.stop()
         if self._graders is not None:
             await self._graders.close()
+        for environment in self._environments.values():
+            await environment.close()
         if self._aside is not None:
             self._aside.close()
         if self._transport is not None:

@@ -35,6 +35,9 @@ class Environment(Configurable, ABC):
         """Attempt the task once. The default asks once and is done."""
         await chat(*task.messages)
 
+    async def close(self) -> None:
+        """Give back servers, processes and the like; called once, at the end of a run."""
+
 
 class Reward(Configurable, ABC):
     """Scores trajectories. None abstains; an exception, NaN, inf or an answer after the section's ``timeout`` abstains

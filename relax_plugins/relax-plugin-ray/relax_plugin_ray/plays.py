@@ -108,6 +108,11 @@ class EnvironmentActor(Visitor):
         assert self._player is not None
         return await self._player.single(task, seat, sampling, evaluation, {})
 
+    async def close(self) -> None:
+        if self._player is not None:
+            for environment in self._player.environments.values():
+                await environment.close()
+
 
 class RayPlayers(Players):
     """Passes plays on to environment actors.
@@ -158,6 +163,9 @@ class RayPlayers(Players):
 
         found = await self.pool.call(play)
         return replace(found, task=task)  # the very task, whose media need not be there twice
+
+    async def close(self) -> None:
+        await self.pool.each("close")
 
     async def _settled(self) -> None:
         """A deterministic engine must know of a party before that party's first request comes, from elsewhere."""

@@ -60,6 +60,7 @@ class RayRuntime(Runtime):
         self._engine_actors: list[Any] = []
         self._visitors: list[Pool] = []
         """Whose actors ask the engines themselves."""
+        self._players: Any = None
         self._graders: Any = None
 
     # --- start --------------------------------------------------------------------------------------------------------
@@ -90,6 +91,8 @@ class RayRuntime(Runtime):
             name: self._stage(name, plain, run, bus, note) for name in others if name not in (OLD_POLICY, *ASKING)
         }
         environments = build_environments(run)
+        deterministic = self._deterministic(run)
+        self._players = RayPlayers(players, engine, bus, media, announce=deterministic)
         self._graders = RayGraders(graders)
         await asyncio.gather(
             engine.start(),
@@ -99,13 +102,12 @@ class RayRuntime(Runtime):
         )
         if training:
             placed |= self._asking(run, algorithm, adapter, media, trainer)
-        deterministic = self._deterministic(run)
         return Roles(
             engine=engine,
             trainer=trainer,
             publish=policy.publish,
             bus=bus,
-            players=RayPlayers(players, engine, bus, media, announce=deterministic),
+            players=self._players,
             graders=self._graders,
             stages=placed,
             environments=environments,
@@ -249,9 +251,10 @@ class RayRuntime(Runtime):
 
     async def stop(self) -> None:
         """Whatever state the roles are in; what cannot end by itself is killed."""
-        if self._graders is not None:
-            with suppress(Exception):
-                await asyncio.wait_for(self._graders.close(), GRACE_S)
+        for role in (self._players, self._graders):
+            if role is not None:
+                with suppress(Exception):
+                    await asyncio.wait_for(role.close(), GRACE_S)
         for pool in self._pools:
             pool.stop()
         for stage in self._stages:
