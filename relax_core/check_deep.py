@@ -6,24 +6,22 @@ decodes and has its placeholders, and what comes between two samplings continues
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from relax_core.bad_rows import sample_problem
-from relax_core.chat import Chat, Seat
 from relax_core.check_data import NAMED, sampled
 from relax_core.check_memory import memory_problems
+from relax_core.check_template import TURNS, conversation_problems, template_lines, where
 from relax_core.config.columns import planned_stages
 from relax_core.config.resolve import component_problems
-from relax_core.errors import DataError, RelaxError
+from relax_core.errors import DataError
 from relax_core.hook_manager import describe
-from relax_core.interfaces import Rewritten, Segment
-from relax_core.scripted import ScriptedEngine
+from relax_core.interfaces import Segment
 from relax_core.tasks import located
-from relax_core.types import MEDIA_KINDS, Encoded, MediaRef, Message, Sampling, Task, Text, message
+from relax_core.types import MEDIA_KINDS, Encoded, Task
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Environment, ModelAdapter
@@ -35,9 +33,6 @@ HEAD, RANDOM = 32, 32
 
 TALKS = 8
 """With so many of these a conversation is played."""
-
-TURNS = 3
-"""Samplings of the fabricated conversation that tries the template."""
 
 
 def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
@@ -70,6 +65,8 @@ def deep_problems(run: Run, report: Callable[[str], None]) -> list[str]:
                 first = next(iter(tried.bad.values()))
                 problems.append(f"environments.{section.label}: {split}: {first}: {problem}")
             if split == "train" and tried.example is not None:
+                for line in tried.turns:
+                    report(f"environments.{section.label}: {line}")
                 text = rendered(adapter, tried.example)
                 report(f"environments.{section.label}: a prompt as the model reads it: {text}")
     return problems
@@ -97,7 +94,8 @@ class Trial:
         self.lengths: list[int] = []
         self.placeholders: Counter[str] = Counter()
         self.rewrites: list[str] = []
-        self.note: str | None = None
+        self.turns: list[str] = []
+        """What the template does at each kind of turn."""
         self.example: Encoded | None = None
         self._problems: dict[str, list[str]] = {}
 
@@ -130,7 +128,7 @@ class Trial:
                 for line in conversation_problems(self.adapter, task, self.rewrites):
                     self._wrong(task, line)
             if len(self.lengths) == 1:
-                self.note = thinking_note(self.adapter, task)
+                self.turns = template_lines(self.adapter, task)
         except Exception as error:
             self._wrong(task, describe(error))
 
@@ -151,8 +149,7 @@ class Trial:
         rewrites = (
             f"; a new sample starts at {count} of {later} later turns, first: {self.rewrites[0]}" if count else ""
         )
-        note = f"; {self.note}" if self.note and not count else ""
-        return f"{len(self.lengths)} tasks encoded{longest}{media}{rewrites}{note}"
+        return f"{len(self.lengths)} tasks encoded{longest}{media}{rewrites}"
 
 
 # --- one encoding ---------------------------------------------------------------------------------------------------
@@ -188,7 +185,7 @@ def placeholder_problems(encoded: Encoded, banned: Sequence[int]) -> Iterator[st
     for ref in encoded.media:
         span = encoded.ids[ref.start : ref.start + ref.length]
         if ref.start < end or ref.length < 1 or len(span) < ref.length:
-            yield f"{_place(ref)} overlaps another, or is empty or outside of the {len(encoded.ids)} tokens"
+            yield f"{where(ref)} overlaps another, or is empty or outside of the {len(encoded.ids)} tokens"
             return
         end = ref.start + ref.length
         placeholder_ids.update(span)
@@ -201,86 +198,8 @@ def placeholder_problems(encoded: Encoded, banned: Sequence[int]) -> Iterator[st
         yield f"{count} placeholders are in the tokens, {covered} belong to media"
 
 
-def _place(ref: MediaRef) -> str:
-    return f"{ref.kind} at tokens {ref.start} to {ref.start + ref.length}"
-
-
 def _counts(kinds: Counter[str] | Counter[Literal["image", "audio", "video"]]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
-
-
-# --- the template, turn by turn -------------------------------------------------------------------------------------
-
-
-def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: list[str]) -> Iterator[str]:
-    """Play a task for some turns with made-up replies, through the very code that plays it in training.
-
-    At each sampling the tokens so far must be those of the template for the whole history; where the template rewrites
-    what was sampled, a new sample must start. The reasons for that go into ``rewrites``.
-    """
-    reply: list[int] = []
-    engine = ScriptedEngine(lambda request: reply, adapter.stop_ids)
-    chat = Chat(engine, adapter, Sampling(), Seat(0, task.id, 0, 0, (0,)))
-    said = Message("assistant", (Text(_words(task)),))
-    more = message("user", _words(task, ask=True))
-    try:
-        for turn in range(TURNS):
-            new = [more] if turn else list(task.messages)
-            wanted = adapter.encode([*chat.history, *new])
-            reply[:] = _reply(adapter, wanted.ids, adapter.encode([*chat.history, *new, said, more]).ids)
-            asyncio.run(chat(*new))
-            yield from (f"turn {turn}: {line}" for line in difference(engine.prompt, wanted))
-        rewrites += chat.rewrites
-    finally:
-        chat.close()
-
-
-def _words(task: Task, ask: bool = False) -> str:
-    """Something to say in words of the task, so that a tiny vocabulary has them."""
-    answer = task.answer if isinstance(task.answer, str) and task.answer.strip() and not ask else ""
-    texts = [m.text.strip() for m in task.messages if m.text.strip()]
-    return answer or (texts[-1] if ask and texts else (texts or ["yes"])[-1].split()[-1])
-
-
-def _reply(adapter: ModelAdapter, prompt: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """The made-up reply as the template writes it, its end of turn included; else a word of the prompt."""
-    rest = list(whole[len(prompt) :]) if list(whole[: len(prompt)]) == list(prompt) else []
-    end = next((i for i, token in enumerate(rest) if token in adapter.stop_ids), None)
-    if end is not None:
-        return rest[: end + 1]
-    word = next((t for t in reversed(prompt) if adapter.decode([t]).strip() and t not in adapter.stop_ids), None)
-    return [token for token in (word, min(adapter.stop_ids, default=None)) if token is not None]
-
-
-def difference(found: Encoded, wanted: Encoded) -> Iterator[str]:
-    """How the tokens of a conversation differ from those of the template for the same history."""
-    if found.ids != wanted.ids:
-        pairs = enumerate(zip(found.ids, wanted.ids, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(found.ids), len(wanted.ids)))
-        yield (
-            f"tokens differ from the template's at {at}: {found.ids[at : at + 5]} of {len(found.ids)}, the template "
-            f"has {wanted.ids[at : at + 5]} of {len(wanted.ids)}: extend() must go on as it does, or say Rewritten"
-        )
-    elif found.media != wanted.media:
-        yield f"media are at {[_place(r) for r in found.media]}, the template has {[_place(r) for r in wanted.media]}"
-    elif not _equal(found.positions, wanted.positions):
-        yield "positions differ from those of the whole history"
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return one is other if one is None or other is None else bool((one == other).all())
-
-
-def thinking_note(adapter: ModelAdapter, task: Task) -> str | None:
-    """Whether the template removes earlier reasoning, so that each turn of a reasoning model is a sample of its own."""
-    past = adapter.encode(task.messages)
-    said = Message("assistant", (Text(f"<think>\n{_words(task)}\n</think>\n\n{_words(task)}"),))
-    more = message("user", _words(task, ask=True))
-    try:
-        result = adapter.extend([*task.messages, said], past, [more])
-    except RelaxError:  # a vocabulary or a template without such marks
-        return None
-    return f"after a reply with <think> a new sample starts: {result.reason}" if isinstance(result, Rewritten) else None
 
 
 # --- what the model reads -------------------------------------------------------------------------------------------

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+_WRITTEN = ("assistant", "tool")
+"""Roles of what a model wrote, or may have made a tool write: its special tokens are defused, not refused, or it could
+end a play that goes badly as an error, which is not trained."""
+
+
 class ChatTemplate:
     """A tokenizer's chat template. ``source`` replaces it; ``options`` are variables for it.
 
@@ -154,6 +159,14 @@ class ChatTemplate:
         return self._tokens(text)
 
     def _tokens(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            near = text[max(0, error.start - 10) : error.end + 10]
+            raise DataError(
+                f"a text holds half of a surrogate pair, which is no character, at {near!r}: decode it with "
+                "errors='replace', or take it out"
+            ) from error
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoded["input_ids"]
         if self._refused in ids:
@@ -167,8 +180,8 @@ class ChatTemplate:
     def _check(self, messages: Sequence[Message]) -> None:
         """Text that holds a special token would turn into that token: media or a role nobody gave."""
         for m in messages:
-            if m.role == "assistant":
-                continue  # what a model wrote is defused, not refused
+            if m.role in _WRITTEN:
+                continue
             for part in chain.from_iterable(map(_leaves, m.parts)):
                 if found := self._special.search(_text(part)):
                     raise DataError(
@@ -177,7 +190,7 @@ class ChatTemplate:
                     )
 
     def _defused(self, text: str) -> str:
-        """A reply may spell a special token out of ordinary ones: keep it from becoming one."""
+        """Text may spell a special token out of ordinary ones: keep it from becoming one."""
         return self._special.sub(lambda found: found.group()[0] + "\u200b" + found.group()[1:], text)
 
     def _chat(self, m: Message) -> list[dict[str, Any]]:
@@ -203,7 +216,7 @@ class ChatTemplate:
 
     def _content(self, m: Message, parts: Sequence[Part]) -> str | list[dict[str, str]]:
         """A plain string where there is only text (some templates read nothing else), else typed items."""
-        plain = self._defused if m.role == "assistant" else str
+        plain = self._defused if m.role in _WRITTEN else str
         content: list[dict[str, str]] = []
         for part in parts:
             if isinstance(part, Text):

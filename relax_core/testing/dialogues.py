@@ -70,6 +70,21 @@ QWEN3 = (  # thinking stays between a question and its tool results, and goes wh
 OPENS_THINKING = QWEN3.replace(
     "{{ '<|im_start|>assistant\n' }}{%- endif", "{{ '<|im_start|>assistant\n<think>\n' }}{%- endif"
 )
+MEDIA = {
+    "image": "<|vision_start|><|image_pad|><|vision_end|>",
+    "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
+    "video": "<|vision_start|><|video_pad|><|vision_end|>",
+}
+
+
+def with_media(source: str) -> str:
+    """The template for messages that hold media as well, which it marks as Qwen3-Omni's does."""
+    shown = (
+        "{%- macro shown(content) -%}{%- if content is string -%}{{ content }}{%- else -%}{%- for part in content -%}"
+        "{{ part.text if part.type == 'text' else " + repr(MEDIA) + "[part.type] }}{%- endfor -%}{%- endif -%}"
+        "{%- endmacro -%}"
+    )
+    return shown + source.replace("m.content", "shown(m.content)")
 
 
 def model_folder(folder: Path) -> Path:

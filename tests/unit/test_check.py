@@ -17,7 +17,8 @@ import pytest
 from relax_core.bad_rows import sample_problem
 from relax_core.check import package_problems, static_problems
 from relax_core.check_data import HEAD, RANDOM, sampled
-from relax_core.check_deep import deep_problems, difference, encoding_problems, placeholder_problems
+from relax_core.check_deep import deep_problems, encoding_problems, placeholder_problems
+from relax_core.check_template import difference
 from relax_core.config import yaml
 from relax_core.config.resolve import resolve
 from relax_core.errors import PluginError
@@ -276,6 +277,7 @@ def test_the_deep_check_of_a_good_run(check: Check) -> None:
     assert "environments.last-word: train: 64 tasks encoded, prompts of 9 to 9 tokens" in said
     assert "a prompt as the model reads it: 'user last of " in said
     assert "a new sample starts" not in said
+    assert "environments.last-word: template: same sample: user after answer, tool result after call, two tool" in said
 
 
 ADAPTER = """
@@ -353,23 +355,7 @@ def test_a_template_that_rewrites_the_past_is_reported_and_no_error(check: Check
     problems, said = check(deep=True, model=model)
     assert problems == []
     assert "a new sample starts at 16 of 16 later turns, first: the template changes what came before the last" in said
-
-
-THOUGHTLESS = """
-{%- for m in messages -%}
-{{ m.role }} {{ m.content if loop.last else m.content.split('</think>')[-1] -}}
-{% if m.role == 'assistant' %}<|im_end|>{% endif %} {% endfor -%}
-{%- if add_generation_prompt %}assistant{% endif -%}
-"""
-
-
-def test_a_template_that_removes_earlier_reasoning_is_worth_a_note(check: Check, tmp_path: Path) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text(THOUGHTLESS.strip().replace("\n", ""))
-    model = {"id": "text", "tiny": {"words": WORDS, "unknown_words": "keep"}, "chat_template": str(template)}
-    problems, said = check(deep=True, model=model)
-    assert problems == []
-    assert "tokens; after a reply with <think> a new sample starts: the template changes the last reply" in said
+    assert "template: new sample: user after answer, tool result after call, two tool results after two calls" in said
 
 
 def test_placeholders_are_exactly_the_spans_of_media() -> None:

@@ -58,13 +58,13 @@ def test_a_config_resolves(path: Path, tmp_path: Path) -> None:
 
 
 def run_files() -> list[Any]:
-    """Every YAML block, as plain data; write-a-plugin.md has a test of its own, which trains with its run file.
+    """Every YAML block, as plain data; write-a-plugin.md and tools.md have tests of their own, which train with theirs.
 
     A part of a run file in the README of a plugin is meant to be used with that plugin.
     """
     found = []
     for path in PAGES:
-        if path.name != "write-a-plugin.md":
+        if path.name not in ("write-a-plugin.md", "tools.md"):
             plugins = (
                 [path.parent.name.removeprefix("relax-plugin-")] if path.parent.parent.name == "relax_plugins" else []
             )
