@@ -9,11 +9,11 @@ from relax_core.plugins import activate
 from relax_core.testing import check_environment
 
 LOOKS = {
-    "deepeyes-zoom": '{"name": "zoom", "arguments": {"bbox_2d": [0, 0, 64, 64]}}',
-    "deepeyes-listen": '{"name": "listen", "arguments": {"start": 0, "end": 1}}',
-    "deepeyes-watch": '{"name": "watch", "arguments": {"start": 0, "end": 1}}',
+    "deepeyes-zoom": '{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 64, 64]}}',
+    "deepeyes-listen": '{"name": "audio_zoom_in_tool", "arguments": {"span": [0, 0.5]}}',
+    "deepeyes-watch": '{"name": "video_zoom_in_tool", "arguments": {"span": [0, 0.5]}}',
 }
-"""A call of each one's tool, right or wrong."""
+"""A call of each one's tool."""
 
 
 @pytest.mark.parametrize("id", LOOKS)
