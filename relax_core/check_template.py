@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from relax_core.chat import Chat, Seat, advanced
+from relax_core.chat import Chat, Seat
+from relax_core.chat_state import advanced
 from relax_core.errors import DataError
 from relax_core.interfaces import Completion, Engine, Interrupt, Request, Rewritten
 from relax_core.types import (
