@@ -19,11 +19,10 @@ from relax_core.torch.trainer import TorchTrainer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from relax_core.interfaces import Algorithm, Cut, Interrupt
+    from relax_core.interfaces import Algorithm, Cut, Interrupt, Pool
     from relax_core.media import MediaStore
     from relax_core.models.config import TextConfig
     from relax_core.setup import EngineSetup, TrainerSetup
-    from relax_core.torch.decoder import Pool
     from relax_core.weights import WeightUpdate
 
 

@@ -8,21 +8,23 @@ the past does a new sample start.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from relax_core.chat_state import Coming, Mark, Past, Record, advanced, append
+from relax_core.chat_state import Coming, Mark, Past, Record, advanced, append, checked
 from relax_core.config.schema import PlayLimits
-from relax_core.errors import EngineError, TooManyTokens
-from relax_core.interfaces import Completion, Request, Rewritten
+from relax_core.errors import TooManyTokens
+from relax_core.interfaces import Request, Rewritten
 from relax_core.keys import stream, uniform
+from relax_core.models.tool_calls import without_calls
 from relax_core.types import (
     CallError,
+    Decoded,
     DrawKey,
     Encoded,
+    MediaPart,
     Message,
     Sample,
     Sampling,
@@ -34,9 +36,7 @@ from relax_core.types import (
 )
 
 if TYPE_CHECKING:
-    from typing import Literal
-
-    from relax_core.interfaces import Engine, ModelAdapter
+    from relax_core.interfaces import Engine, ModelAdapter, Pool
     from relax_core.play_clock import PlayClock
 
 
@@ -49,6 +49,8 @@ class Reply:
     tokens: int
     calls: tuple[ToolCall | CallError, ...] = ()
     """The tools that it calls, as the model's format writes them; an error stands for a call that cannot be run."""
+    content: str = ""
+    """The text without the calls that can be run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Seat:
     attempt: int
     member: int
     order: tuple[int, ...]
-    pool: Literal["train", "eval"] = "train"
+    pool: Pool = "train"
 
 
 class PlayOver(BaseException):
@@ -84,7 +86,7 @@ class Chat:
         limits: PlayLimits | None = None,
         clock: PlayClock | None = None,
     ) -> None:
-        self._engine, self._adapter, self._sampling, self._seat = engine, adapter, sampling, seat
+        self._engine, self._adapter, self.sampling, self._seat = engine, adapter, sampling, seat
         self._encode = encode or adapter.encode
         self._limits, self._clock = limits or PlayLimits(), clock
         self._record = Record()
@@ -112,6 +114,29 @@ class Chat:
     def metrics(self) -> dict[str, float]:
         """Numbers that the environment notes of this play, by a name of its own: they are logged, and averaged."""
         return self._record.metrics
+
+    @property
+    def replies(self) -> int:
+        """Of this conversation, the common past of a branch included."""
+        return len(self._path)
+
+    @property
+    def tokens(self) -> int:
+        """Of this conversation up to its newest reply, as the engine would read them."""
+        return self._path[-1].tokens if self._path else 0
+
+    @property
+    def answer(self) -> str | None:
+        """What the play ends with, where that is not its last reply: the environment sets it, and rewards read it."""
+        return self._record.answer
+
+    @answer.setter
+    def answer(self, text: str) -> None:
+        self._record.answer = text
+
+    def dump(self, medium: MediaPart) -> tuple[str, bytes]:
+        """A medium as a file, suffix and bytes; it may take long. Raises DataError for one that cannot be read."""
+        return self._adapter.media.dump(medium)
 
     async def __call__(self, *content: Message | str, max_new_tokens: int | None = None) -> Reply:
         """Append messages (text is a user's) and sample the next reply, of at most ``max_new_tokens`` if given.
@@ -143,7 +168,7 @@ class Chat:
         """
         if not 0 <= turns <= len(self._path):
             raise ValueError(f"chat.branch: {turns} turns are asked for, there were {len(self._path)}")
-        other = Chat(self._engine, self._adapter, self._sampling, self._seat, self._encode, self._limits, self._clock)
+        other = Chat(self._engine, self._adapter, self.sampling, self._seat, self._encode, self._limits, self._clock)
         other._record, other._path = self._record, self._path[:turns]
         if turns:
             other.history = self.history[: self._path[turns - 1].messages]
@@ -155,6 +180,15 @@ class Chat:
         if most is not None and self._record.calls + n > most:
             raise PlayOver(Stop.TOOL_CALLS)
         self._record.calls += n
+
+    async def decoded(self, part: MediaPart) -> Decoded:
+        """The content of a medium, for tools that look into it: the very arrays that the model's features are made of.
+
+        What is not decoded yet is decoded in a thread. Raises DataError for what cannot be read.
+        """
+        if isinstance(part.source, Decoded):
+            return part.source
+        return await asyncio.to_thread(self._adapter.media.decode, part)
 
     def random(self, *names: str | int) -> float:
         """A number in [0, 1) of this play's own, the same whenever it is played again: give each draw another name."""
@@ -185,9 +219,9 @@ class Chat:
             raise PlayOver(Stop.TOKENS)
 
     def _limited(self, sample: Sample, max_new_tokens: int | None) -> Sampling:
-        limit = self._sampling.max_new_tokens
+        limit = self.sampling.max_new_tokens
         most = min(limit, max_new_tokens or limit, self._limits.tokens - len(sample.ids))
-        return replace(self._sampling, max_new_tokens=most)
+        return replace(self.sampling, max_new_tokens=most)
 
     # --- what is said -------------------------------------------------------------------------------------------------
 
@@ -266,7 +300,7 @@ class Chat:
         )
         while True:
             with self._clock.stopped() if self._clock else nullcontext():
-                done = _checked(await self._engine.generate(request), request)
+                done = checked(await self._engine.generate(request), request)
             self._check_open()
             n = len(done.ids)
             sample.ids += done.ids
@@ -288,7 +322,8 @@ class Chat:
         after = self._path[-1].turn if self._path else -1
         self._path.append(Past(len(self.turns), len(self.history), sample, len(sample.ids)))
         self.turns.append(Turn(tuple(new), reply, stop, len(ids), after))
-        return Reply(text, stop, len(ids), tuple(self._adapter.tool_calls.parse(text)))
+        calls = self._adapter.tool_calls.find(text)
+        return Reply(text, stop, len(ids), tuple(found.call for found in calls), without_calls(text, calls))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -302,19 +337,3 @@ class Chat:
         kept, self._record.kept = self._record.kept, []
         if kept:
             self._adapter.media.release(kept)
-
-
-def _checked(done: Completion, request: Request) -> Completion:
-    """Raises EngineError unless there are tokens, each with a finite log-prob and a version."""
-    parts: dict[str, Sequence[object] | None] = {"ids": done.ids, "log-probs": done.logprobs, "versions": done.versions}
-    counts = {name: -1 if values is None else len(values) for name, values in parts.items()}
-    wrong = len(set(counts.values())) > 1 or -1 in counts.values()
-    wrong = wrong or any(value is None for values in parts.values() for value in values or ())
-    wrong = wrong or not all(map(math.isfinite, done.logprobs))
-    if wrong or not (done.ids or request.drawn or done.stop is Stop.ABORT):
-        found = ", ".join(f"{'no' if count < 0 else count} {name}" for name, count in counts.items())
-        raise EngineError(
-            f"engine: its answer to {request.id} has {found}; each sampled token needs an id, a finite log-prob and a "
-            "version, and an answer that is no prefix at least one: let the engine return them"
-        )
-    return done

@@ -8,14 +8,15 @@ starts, or the template refuses it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from relax_core.chat import Chat, Seat
 from relax_core.chat_state import advanced
 from relax_core.errors import DataError
-from relax_core.interfaces import Completion, Engine, Interrupt, Request, Rewritten
+from relax_core.interfaces import Rewritten
+from relax_core.scripted import ScriptedEngine
 from relax_core.types import (
     Audio,
     Decoded,
@@ -26,11 +27,9 @@ from relax_core.types import (
     MediaRef,
     Message,
     Sampling,
-    Stop,
     Task,
     Text,
     ToolResult,
-    Version,
     Video,
     message,
     user,
@@ -38,7 +37,6 @@ from relax_core.types import (
 
 if TYPE_CHECKING:
     from relax_core.interfaces import ModelAdapter
-    from relax_core.weights import WeightUpdate
 
 TURNS = 3
 """Samplings of the fabricated conversation that tries the template."""
@@ -142,32 +140,14 @@ def blank(kind: MediaKind) -> MediaPart:
 # --- a conversation ---------------------------------------------------------------------------------------------------
 
 
-class ScriptedEngine(Engine):
-    """Answers with the replies that it was given, and keeps the prompts that it got."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.reply: list[int] = []
-        self.prompt = Encoded([])
-
-    async def generate(self, request: Request) -> Completion:
-        self.prompt = request.prompt
-        n = len(self.reply)
-        return Completion(list(self.reply), [0.0] * n, [Version(0, 0)] * n, Stop.EOS)
-
-    async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None: ...
-
-    async def health(self) -> Mapping[str, float]:
-        return {}
-
-
 def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: list[str]) -> Iterator[str]:
     """Play a task for some turns with made-up replies, through the very code that plays it in training.
 
     At each sampling the tokens so far must be those of the template for the whole history; where the template rewrites
     what was sampled, a new sample must start. The reasons for that go into ``rewrites``.
     """
-    engine = ScriptedEngine()
+    reply: list[int] = []
+    engine = ScriptedEngine(lambda request: reply, adapter.stop_ids)
     chat = Chat(engine, adapter, Sampling(), Seat(0, task.id, 0, 0, (0,)))
     said = Message("assistant", (Text(_words(task)),))
     more = message("user", _words(task, ask=True))
@@ -175,7 +155,7 @@ def conversation_problems(adapter: ModelAdapter, task: Task, rewrites: list[str]
         for turn in range(TURNS):
             new = [more] if turn else list(task.messages)
             wanted = adapter.encode([*chat.history, *new])
-            engine.reply = _reply(adapter, wanted.ids, adapter.encode([*chat.history, *new, said, more]).ids)
+            reply[:] = _reply(adapter, wanted.ids, adapter.encode([*chat.history, *new, said, more]).ids)
             asyncio.run(chat(*new))
             yield from (f"turn {turn}: {line}" for line in difference(engine.prompt, wanted))
         rewrites += chat.rewrites
@@ -191,10 +171,13 @@ def _words(task: Task, ask: bool = False) -> str:
 
 
 def _reply(adapter: ModelAdapter, prompt: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """The made-up reply as the template writes it, its end of turn included; else a word of the prompt."""
+    """The made-up reply as the template writes it, its end of turn included; else a word of the prompt.
+
+    A reply that no policy could sample is none: a tiny vocabulary may lack its words.
+    """
     rest = list(whole[len(prompt) :]) if list(whole[: len(prompt)]) == list(prompt) else []
     end = next((i for i, token in enumerate(rest) if token in adapter.stop_ids), None)
-    if end is not None:
+    if end is not None and not set(rest[:end]) & set(adapter.banned_token_ids):
         return rest[: end + 1]
     word = next((t for t in reversed(prompt) if adapter.decode([t]).strip() and t not in adapter.stop_ids), None)
     return [token for token in (word, min(adapter.stop_ids, default=None)) if token is not None]

@@ -168,6 +168,58 @@ def decode(
 
 
 @app.command()
+def play(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="scripted, human or model; default: scripted if there are replies.")
+    ] = None,
+    reply: Annotated[list[str] | None, typer.Option("--reply", help="What is replied, in turn; repeated.")] = None,
+    replies: Annotated[
+        Path | None, typer.Option("--replies", help="A file with a reply for each line.", show_default=False)
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="Its place in the split, or its id.")] = "0",
+    environment: Annotated[
+        str | None, typer.Option("--environment", help="Its name; default: the run file's first.", show_default=False)
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="train or eval.")] = "train",
+    plays: Annotated[int, typer.Option("--plays", min=1, help="Plays of the task.")] = 1,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Where it is saved; default: <runs>/<name>-plays/<n>.", show_default=False),
+    ] = None,
+    traceback: Traceback = False,
+) -> None:
+    """Play a task of an environment: you reply, a script does, or the policy of the newest checkpoint."""
+    from relax_core.play.command import Wish
+    from relax_core.play.command import main as run_play
+
+    wish = Wish(policy, tuple(reply or ()), replies, task, environment, split, plays, folder)
+    raise typer.Exit(run_play(run_file, overrides or [], wish))
+
+
+@app.command(name="new-plugin")
+def new_plugin(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="As run files will call it, such as zoom-in.", show_default=False)
+    ],
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="environment, reward, algorithm, modality, engine or callback; may be repeated."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Where to write it; default: ./relax-plugin-NAME.", show_default=False),
+    ] = None,
+    traceback: Traceback = False,
+) -> None:
+    """Write a plugin of your own: a working, tested distribution to begin with."""
+    from relax_core.new_plugin.render import main as render
+
+    raise typer.Exit(render(name, kind or [], folder))
+
+
+@app.command()
 def schema(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN.yaml]", help="Whose plugins; default: all installed ones.")

@@ -199,6 +199,7 @@ def _note(trajectory: Trajectory, chat: Chat) -> None:
             trajectory.stop = Stop.ERROR
             trajectory.error = PlayError(f"environments.{trajectory.task.environment}", "ValueError", text)
     trajectory.metrics["rewrites"] = float(len(chat.rewrites))
+    trajectory.answer = chat.answer
 
 
 def count_of(trajectory: Trajectory) -> PlayCount:

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from relax_core.engine_role import engine_setup
 from relax_core.errors import EngineError, RelaxError
 from relax_core.probe import FLOAT32, Probe, summary
 from relax_core.probe_run import a_prompt, engine_tolerance
-from relax_core.runtime import engine_setup
 from relax_core.types import Version
 from relax_core.weights import blank
 

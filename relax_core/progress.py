@@ -131,13 +131,15 @@ def clock(seconds: float) -> str:
 def results_table(results: Mapping[str, Mapping[str, float]], title: str = "held-out results") -> Table:
     """One line an evaluation: accuracy with its standard error, items, and what else was measured.
 
-    Counts that are as usual in all of them (one play an item, none failed or unjudged) are left out.
+    Counts that are as usual in all of them (one play an item, none failed or unjudged), and what was noted of plays and
+    is 0, are left out.
     """
     from rich.table import Table
 
     usual = {"n": 1, "failed": 0, "unjudged": 0}
     keys = ["accuracy", "stderr", "items"]
     for found in results.values():
+        usual |= {key: 0 for key in found if key.startswith("play/")}
         keys += [key for key, value in found.items() if key not in keys and value != usual.get(key)]
     headings = {"stderr": "standard error", "n": "plays an item", "length": "tokens a play"}
     table = Table(title=title)

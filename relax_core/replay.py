@@ -22,7 +22,7 @@ from relax_core.checkpoint import Checkpoints
 from relax_core.config import yaml
 from relax_core.errors import CheckpointError
 from relax_core.hookspecs import GroupEvent
-from relax_core.interfaces import Cut, Row, Streaming
+from relax_core.interfaces import Cut, Reward, Row, Streaming
 from relax_core.journal import Journal, JournalEntry
 from relax_core.metrics import TIME
 from relax_core.old_policy import TrainerItself, prepared, with_old_policy
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from relax_core.interfaces import Algorithm, StepResult
-    from relax_core.types import Group
+    from relax_core.types import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class Replay:
         self.algorithm: Algorithm = build_algorithm(run)
         self.trainer = build_trainer(run, self.adapter, self.algorithm.outputs)
         self.scorer = Scorer.of(run)
+        self.kept = _keep_asked(self.scorer)
         self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep, readonly=True)
         self.journal = Journal(directory / "journal", config.journal.keep_steps)
         self.files = TrajectoryFiles(directory / "trajectories", self.media.modalities)
@@ -105,6 +106,7 @@ class Replay:
         entry = self.journal.read(step, self.files.media)
         with self._media_of(entry):
             try:
+                await self.scorer.begin(self.run, None)
                 rows = await self._scored(entry)
             finally:
                 await self.scorer.close()
@@ -154,7 +156,7 @@ class Replay:
         """The entry's rows with trajectories that were scored and shaped anew."""
         groups: dict[str, Group] = {}
         for group in entry.groups:
-            blank = [replace(t, rewards={}, reward=None, raw_reward=None) for t in group.trajectories]
+            blank = [replace(t, rewards=self._kept_of(t), reward=None, raw_reward=None) for t in group.trajectories]
             groups[group.id] = again = replace(group, trajectories=blank)
             await self.scorer.score(again)
             rewards = [t.reward for t in again.trajectories]
@@ -170,6 +172,9 @@ class Replay:
             new = {"group": group, "trajectory": trajectory, "reward": trajectory.reward}
             rows.append(row.having(new))
         return rows
+
+    def _kept_of(self, trajectory: Trajectory) -> dict[str, float | None]:
+        return {name: value for name, value in trajectory.rewards.items() if name in self.kept}
 
     async def _credited(self, entry: JournalEntry, rows: Sequence[Row]) -> list[Row]:
         """The rows with advantages of the new rewards, and log-probs of the policy as it is before the step."""
@@ -187,6 +192,23 @@ class Replay:
 
     def _media_of(self, entry: JournalEntry) -> _Held:
         return _Held(self, entry)
+
+
+def _keep_asked(scorer: Scorer) -> list[str]:
+    """The names of rewards that asked the policy's engine, which is no more: what they gave is taken as recorded."""
+    asked = [type(reward).asks_policy(reward.config) for _, reward in scorer.rewards]
+    scorer.rewards = [
+        (section, _Recorded(section.label) if kept else reward)
+        for (section, reward), kept in zip(scorer.rewards, asked, strict=True)
+    ]
+    return [section.label for (section, _), kept in zip(scorer.rewards, asked, strict=True) if kept]
+
+
+class _Recorded(Reward):
+    """Gives what the reward of that name gave when the play was scored."""
+
+    async def __call__(self, trajectory: Trajectory) -> float | None:
+        return trajectory.rewards.get(self.config)
 
 
 class _Held:

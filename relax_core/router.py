@@ -10,10 +10,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from relax_core.errors import EngineError, WeightsError
-from relax_core.interfaces import Completion, Engine, Interrupt, Request
+from relax_core.interfaces import Completion, Engine, Interrupt, Pool, Request
 from relax_core.loads import Homes, Loads, cost
 from relax_core.replica import Replica, Restarts, State
 from relax_core.supply import Supply
@@ -231,13 +231,13 @@ class Router(Engine):
 
     # --- all of them -------------------------------------------------------------------------------------------------
 
-    def enter(self, pool: Literal["train", "eval"]) -> None:
+    def enter(self, pool: Pool) -> None:
         self._of_one("enter", pool)
 
-    def leave(self, pool: Literal["train", "eval"]) -> None:
+    def leave(self, pool: Pool) -> None:
         self._of_one("leave", pool)
 
-    def _of_one(self, method: str, pool: Literal["train", "eval"]) -> None:
+    def _of_one(self, method: str, pool: Pool) -> None:
         """Only an engine alone may wait for parties, so several are not told; a dead one keeps them for its restart."""
         if len(self._replicas) == 1:
             getattr(self._replicas[0].engine, method)(pool)

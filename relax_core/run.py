@@ -55,9 +55,11 @@ def build_modalities(stack: Stack, named: Sequence[ComponentSection] = ()) -> di
     return {modality.kind: modality for modality in found}
 
 
-def build_adapter(run: Run) -> tuple[ModelAdapter, MediaStore]:
-    """The model adapter of a process, with the media store that it fills."""
+def build_adapter(
+    run: Run, model: ComponentSection | None = None, where: str = "model"
+) -> tuple[ModelAdapter, MediaStore]:
+    """The adapter of a model (default: the run's) in this process, with the media store that it fills."""
     from relax_core.media import MediaStore
 
     media = MediaStore(build_modalities(run.stack, run.config.modalities), max_bytes=run.config.data.media_bytes)
-    return run.stack.build("models", run.config.model, media, run.config.seed, where="model"), media
+    return run.stack.build("models", model or run.config.model, media, run.config.seed, where=where), media

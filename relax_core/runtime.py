@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 from relax_core.actor_critic import build_trainer
 from relax_core.annotators import annotator
 from relax_core.aside import Aside
+from relax_core.asking import Asker
 from relax_core.bus import Bus
 from relax_core.config.columns import planned_stages, values_in_step
 from relax_core.config.schema import ComponentSection
+from relax_core.engine_role import EngineRole
 from relax_core.interfaces import TRAINER_COLUMNS, VALUES, Configurable, Stage, Streaming
 from relax_core.old_policy import OldPolicy, TrainerItself
 from relax_core.players import Player, Players
@@ -20,7 +22,6 @@ from relax_core.router import Router
 from relax_core.run import Run, build_adapter, build_algorithm, build_environments
 from relax_core.runtime_config import LocalConfig
 from relax_core.scoring import Graders, Scorer
-from relax_core.setup import EngineSetup
 from relax_core.stages import Advantages, Here, Placed
 from relax_core.types import Version
 from relax_core.weights import blank
@@ -107,6 +108,7 @@ class LocalRuntime(Runtime):
         self._engine: Engine | None = None
         self._transport: Transport | None = None
         self._graders: Graders | None = None
+        self._environments: Mapping[str, Environment] = {}
         self._aside: Aside | None = None
 
     async def start(self, run: Run, note: Note, training: bool = True) -> Roles:
@@ -122,11 +124,14 @@ class LocalRuntime(Runtime):
             trainer = self._aside = Aside(trainer)
         colocated = self.config.placement == "colocate"
         stages = stages_here(run, algorithm, adapter, media, trainer, colocated) if training else {}
-        environments = build_environments(run)
+        environments = self._environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
-        engine = Router([self._engine_here(run, adapter) if in_process else self._engine_apart(run, media)], note)
+        role = EngineRole.of_policy(run)
+        engine = Router([role.here(run, adapter) if in_process else role.apart(run, media)], note)
         self._engine = engine
         await engine.start()
+        asker = Asker(engine, adapter, config.seed, deterministic=config.max_staleness == 0)
+        await graders.begin(run, asker, apart=not in_process)
         bus = Bus(config.bus.max_rows, config.bus.max_bytes)
 
         async def publish(version: Version, blank: bool = False) -> WeightUpdate:
@@ -147,21 +152,13 @@ class LocalRuntime(Runtime):
             colocated=colocated,
         )
 
-    def _engine_here(self, run: Run, adapter: ModelAdapter) -> Engine:
-        engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
-        return engine
-
-    def _engine_apart(self, run: Run, media: MediaStore) -> Engine:
-        from relax_core.config.resolve import resolved
-        from relax_core.remote.process import ProcessEngine
-
-        return ProcessEngine(EngineBuilder(resolved(run.config, run.stack)), media)
-
     async def stop(self) -> None:
         if self._engine is not None:
             await self._engine.stop()
         if self._graders is not None:
             await self._graders.close()
+        for environment in self._environments.values():
+            await environment.close()
         if self._aside is not None:
             self._aside.close()
         if self._transport is not None:
@@ -187,24 +184,3 @@ def stages_here(
     if algorithm.streaming is not Streaming.BATCH and not in_step:  # else the step credits its groups itself
         stages["advantages"] = Advantages(algorithm, TRAINER_COLUMNS)
     return {name: Here(stage, name) for name, stage in stages.items()}
-
-
-def engine_setup(run: Run, adapter: ModelAdapter) -> EngineSetup:
-    """Synchronous runs repeat bit for bit, so their batches must not depend on timing."""
-    deterministic = run.config.max_staleness == 0
-    return EngineSetup(adapter, run.config.seed, deterministic, run.directory)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineBuilder:
-    """Builds the run file's engine in another process (picklable)."""
-
-    resolved: dict[str, object]
-
-    def __call__(self) -> tuple[Engine, MediaStore]:
-        from relax_core.run import rebuild
-
-        run = rebuild(self.resolved)
-        adapter, media = build_adapter(run)
-        engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
-        return engine, media

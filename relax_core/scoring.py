@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from relax_core.setup import RewardSetup
 from relax_core.types import Group, Task, Trajectory
 
 if TYPE_CHECKING:
-    from relax_core.config.schema import RewardSection
+    from relax_core.asking import Asker
+    from relax_core.config.schema import RewardSection, RunConfig
     from relax_core.interfaces import Reward
+    from relax_core.plugins import Stack
     from relax_core.run import Run
 
 Outcome = float | Mapping[str, float | None] | BaseException | None
@@ -39,6 +42,14 @@ class Graders(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Let every reward give back what it holds: connections, processes."""
+
+
+def asks_policy(config: RunConfig, stack: Stack) -> bool:
+    """Whether a reward of the run asks the run's own engine."""
+    return any(
+        stack.load("rewards", section.id).asks_policy(stack.config("rewards", section, f"rewards.{i}"))
+        for i, section in enumerate(config.rewards)
+    )
 
 
 class Scorer(Graders):
@@ -83,6 +94,12 @@ class Scorer(Graders):
         for trajectory in valid:
             parts = [weights[name] * v for name, v in trajectory.rewards.items() if v is not None]
             trajectory.raw_reward = trajectory.reward = sum(parts) if parts else None
+
+    async def begin(self, run: Run, policy: Asker | None, apart: bool = False) -> None:
+        """Let every reward begin, before anything is scored; see ``RewardSetup``. Raises what one of them raises."""
+        for i, (section, reward) in enumerate(self.rewards):
+            asked = policy if type(reward).asks_policy(reward.config) else None
+            await reward.begin(RewardSetup(run, f"rewards.{i}", section.label, asked, apart, self.note))
 
     async def close(self) -> None:
         for _, reward in self.rewards:

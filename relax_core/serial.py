@@ -307,11 +307,12 @@ def trajectory_to_json(trajectory: Trajectory, decode: Decode) -> dict[str, Any]
         "reward": pack(trajectory.reward),
         "raw_reward": pack(trajectory.raw_reward),
         "metrics": pack(trajectory.metrics),
+        "answer": trajectory.answer,
     }
 
 
 def trajectory_from_json(data: Mapping[str, Any], task: Task, samples: Sequence[Sample], load: Load) -> Trajectory:
-    names = ("attempt", "member", "turns", "stop", "error", "rewards", "reward", "raw_reward", "metrics")
+    names = ("attempt", "member", "turns", "stop", "error", "rewards", "reward", "raw_reward", "metrics", "answer")
     attempt, member, turns, stop, error, *scores = fields(data, "trajectory", names)
     return Trajectory(
         task,

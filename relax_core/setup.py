@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from relax_core.asking import Asker
     from relax_core.interfaces import ModelAdapter, Trainer
     from relax_core.media import MediaStore
     from relax_core.run import Run
@@ -61,3 +63,21 @@ class StageSetup:
     exact: bool = False
     order: Literal["any", "started", "finished"] = "any"
     trainer: Trainer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSetup:
+    """For a reward that asks an engine, in the process in which it scores: the run, the reward's place (``rewards.0``)
+    and name in the run file.
+
+    ``policy``: asks the run's own engine, which serves the policy's newest weights; None for a reward that does not say
+    that it asks it (``Reward.asks_policy``). ``apart``: whether an engine of the reward's own belongs in a process of
+    its own. ``note`` is told what happens to that.
+    """
+
+    run: Run
+    where: str
+    label: str
+    policy: Asker | None
+    apart: bool
+    note: Callable[[str], None]

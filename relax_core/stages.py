@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from relax_core.admission import Outcome
@@ -73,6 +73,7 @@ class Score(Stage):
     """Rewards, shaping and filtering: makes ``reward``, or gives the group's slot back.
 
     The rollout's column ``played`` is the group before; ``group`` and ``trajectory`` are what it is from here on.
+    Rewards are asked within a ``turn``: that of the engine, where they ask it.
     """
 
     name = "score"
@@ -87,14 +88,17 @@ class Score(Stage):
         admission: Admission,
         decided: Callable[[str, str | None], None],
         discarded: Callable[[Mapping[str, Columns]], None],
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self.run_, self.graders, self.bus, self.admission = run, graders, bus, admission
         self.decided, self.discarded = decided, discarded
+        self._turn = turn
 
     async def run(self, claim: Claim) -> Mapping[str, Columns]:
         group: Group = claim.rows[0].columns["played"]
         stack, event = self.run_.stack, GroupEvent(group)
-        await self.graders.score(group)
+        async with self._turn():
+            await self.graders.score(group)
         shaped = stack.pipe("shape_rewards", self.run_, [t.reward for t in group.trajectories], event)
         for trajectory, reward in zip(group.trajectories, shaped, strict=True):
             trajectory.reward = reward

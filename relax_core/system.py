@@ -7,7 +7,7 @@ import json
 import pickle
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from relax_core.probe_run import accept_engines
 from relax_core.prompts import Prompts
 from relax_core.rollout import Rollout
 from relax_core.run import build_algorithm
+from relax_core.scoring import asks_policy
 from relax_core.stages import Here, Score
 from relax_core.storage import Storage
 from relax_core.tasks import TaskStream
@@ -103,7 +104,8 @@ class System:
     def _stages(self) -> Iterator[tuple[str, Placed]]:
         """Every stage between rollout and trainer, with its name; scoring once for each worker."""
         forget = self.roles.players.forget
-        score = Score(self.run, self.roles.graders, self.bus, self.admission, self.rollout.decided, forget)
+        turn = self.turns.of_engine if asks_policy(self.run.config, self.run.stack) else nullcontext
+        score = Score(self.run, self.roles.graders, self.bus, self.admission, self.rollout.decided, forget, turn)
         yield from ((f"score-{i}", Here(score, f"score-{i}")) for i in range(SCORE_WORKERS))
         yield from self.roles.stages.items()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class TrajectoryFiles:
         self.folder, self.every, self.with_media = folder, every, media
         self.modalities: Mapping[str, Modality] = {str(kind): modality for kind, modality in modalities.items()}
         self._decode = decode or self._decode_anew
-        self._written: set[str] | None = None
+        self._written: dict[str, Path] | None = None
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.jsonl"
@@ -57,6 +58,20 @@ class TrajectoryFiles:
             return
         lines = [line for group in groups for line in self._lines(step, group)]
         atomic.write_file(self.path(step), b"".join(lines), sync=False)
+
+    def keep(self, part: MediaPart) -> Path:
+        """Write a medium, unless it is there already; its file. Raises DataError when it cannot be decoded."""
+        if self._written is None:
+            self._media_folder.mkdir(parents=True, exist_ok=True)
+            found = (p for p in self._media_folder.iterdir() if not p.name.startswith("."))
+            self._written = {p.stem: p for p in found if p.stat().st_size}
+        decoded = part.source if isinstance(part.source, Decoded) else self._decode(part)
+        if decoded.hash not in self._written:
+            suffix, content = self._modality(decoded.kind).dump(decoded)
+            path = self._media_folder / f"{decoded.hash}.{suffix.lstrip('.')}"
+            atomic.write_file(path, content, sync=False)
+            self._written[decoded.hash] = path
+        return self._written[decoded.hash]
 
     def cut_back(self, step: int) -> None:
         """Remove the files of ``step`` and later; media stay, since the resumed run plays the same tasks."""
@@ -112,21 +127,10 @@ class TrajectoryFiles:
         return source if isinstance(source, Decoded) else self._modality(MEDIA_KINDS[type(part)]).decode(source)
 
     def _write_media(self, groups: Sequence[Group]) -> None:
-        """Write each medium that is not there yet, but those that cannot be read or written back losslessly."""
-        if self._written is None:
-            self._media_folder.mkdir(exist_ok=True)
-            found = (p for p in self._media_folder.iterdir() if not p.name.startswith("."))
-            self._written = {p.stem for p in found if p.stat().st_size}
+        """All but those that cannot be read or written back losslessly."""
         for part in (part for message in _messages(groups) for part in message.media()):
-            try:
-                decoded = part.source if isinstance(part.source, Decoded) else self._decode(part)
-                if decoded.hash not in self._written:
-                    suffix, content = self._modality(decoded.kind).dump(decoded)
-                    name = f"{decoded.hash}.{suffix.lstrip('.')}"
-                    atomic.write_file(self._media_folder / name, content, sync=False)
-                    self._written.add(decoded.hash)
-            except DataError:
-                continue
+            with suppress(DataError):
+                self.keep(part)
 
 
 def _messages(groups: Sequence[Group]) -> Iterator[Message]:

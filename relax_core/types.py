@@ -363,11 +363,13 @@ class Trajectory:
     raw_reward: float | None = None
     """``reward`` before ``shape_rewards`` hooks changed it; filters decide on this one."""
     metrics: dict[str, float] = field(default_factory=dict)
+    answer: str | None = None
+    """What the play ended with, where the environment says that this is not the last reply."""
 
     @property
     def last_reply(self) -> str:
-        """The text of the last reply, or the empty string."""
-        return self.turns[-1].reply.text if self.turns else ""
+        """The play's ``answer``, if it has one, or the text of the last reply, or the empty string."""
+        return self.answer if self.answer is not None else self.turns[-1].reply.text if self.turns else ""
 
     @property
     def reply_tokens(self) -> int:

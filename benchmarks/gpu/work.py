@@ -126,8 +126,8 @@ def run_file(a: argparse.Namespace, shape: str, section: Mapping[str, Any], **ch
 def opened(file: Path) -> tuple[Run, ModelAdapter, Engine]:
     """The run of a file, with an adapter and an engine of its own that is not started."""
     from relax_core.config.resolve import load
+    from relax_core.engine_role import engine_setup
     from relax_core.run import Run, build_adapter
-    from relax_core.runtime import engine_setup
 
     config, stack = load(file)
     run = Run(config, config.runs / config.name, stack)

@@ -11,7 +11,6 @@ from relax_core.errors import ConfigError
 from relax_core.types import Audio, Decoded, Image, Part, Text, Video
 from relax_envs.cut import cut
 from relax_envs.rewards.reply import final_part
-from relax_envs.tools.parameters import quoted
 
 
 def shown(observation: Any, limit: int) -> tuple[Part, ...]:
@@ -117,7 +116,7 @@ class Actions:
                 return self._names[text.casefold()]
             return in_space(json.loads(text, parse_constant=_refuse), self._space)
         except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"{quoted(text)} is not an action. {self._allowed}") from error
+            raise ValueError(f"Your reply is not an action. {self._allowed}") from error
 
     @property
     def _allowed(self) -> str:

@@ -12,6 +12,9 @@ def relax_environments() -> Mapping[str, Component]:
         "single_turn": Component(
             "relax_envs.single_turn:SingleTurn", summary="data sets (JSONL, Parquet, datasets folders): ask once"
         ),
+        "agent": Component(
+            "relax_envs.agent.command:Agent", summary="an agent program of its own, by an OpenAI-compatible endpoint"
+        ),
         "tool_use": Component("relax_envs.tools.use:ToolUse", summary="data sets, with tools that the policy may call"),
         "gymnasium": Component("relax_envs.gym:Gymnasium", summary="environments with Gymnasium's reset and step"),
         "reasoning-gym": Component(

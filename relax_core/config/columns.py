@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from relax_core.interfaces import Algorithm, Component
     from relax_core.plugins import Stack
 
-NESTED = {"model": "models"}
-"""Settings of a stage that are component sections, as the run file's fields of the same name are, and their kinds."""
+NESTED = {"model": "models", "engine": "engines"}
+"""Settings of a stage or a reward that are component sections, as the run file's fields of the same name are, and
+their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def planned_stages(run: RunConfig, stack: Stack, algorithm: Algorithm) -> tuple[
         plans.append(StagePlan(where, section, frozenset(chosen[id])))
     found += _misplaced(run, known, frozenset(chosen))
     for where, section in listed.values():
-        found += _wrong_settings(section, stack, where)
+        found += nested_problems("stages", section, stack, where)
     for plan in plans:
         if plan.section.id not in listed:
             found += _unlisted(plan, stack, run.algorithm.id)
@@ -105,16 +106,16 @@ def _unlisted(plan: StagePlan, stack: Stack, algorithm: str) -> Iterator[str]:
             f"{' and '.join(required)} must be given: write stages: [{{id: {id}, {shown}}}]"
         )
     else:
-        yield from _wrong_settings(plan.section, stack, plan.where)
+        yield from nested_problems("stages", plan.section, stack, plan.where)
 
 
-def _wrong_settings(section: ComponentSection, stack: Stack, where: str) -> Iterator[str]:
-    """What is wrong with a stage's settings, those of a component that they name included."""
+def nested_problems(kind: str, section: ComponentSection, stack: Stack, where: str) -> Iterator[str]:
+    """What is wrong with the settings of a stage or a reward, those of a component that they name included."""
     try:
-        config = stack.config("stages", section, where)
-        for name, kind in NESTED.items():
+        config = stack.config(kind, section, where)
+        for name, inner in NESTED.items():
             nested = getattr(config, name, None)
             if isinstance(nested, ComponentSection):
-                stack.config(kind, nested, f"{where}.{name}")
+                stack.config(inner, nested, f"{where}.{name}")
     except RelaxError as error:
         yield from error.problems if isinstance(error, ConfigError) else (str(error),)

@@ -1,6 +1,7 @@
 """The page docs/config.md: every setting of a run file and of its components, from the schemas that validate them.
 
-python -m relax_core.config.document omni ray sglang > docs/config.md      # the built-in suites and the plugins named
+# the built-in suites, and the plugins that are named
+python -m relax_core.config.document omni ray sglang deepeyes genrm > docs/config.md
 """
 
 from __future__ import annotations
@@ -134,6 +135,17 @@ def rows(model: Schema, schema: Schema, prefix: str = "") -> Iterator[Row]:
         inner = _section(field, schema) if "items" not in field else None
         if inner is not None:
             yield from rows(inner, schema, f"{prefix}{name}.")
+        for kind, choice in _kinds(field, schema).items():
+            yield from rows(choice, schema, f"{prefix}{name}.{kind}.")
+
+
+def _kinds(field: Schema, schema: Schema) -> Mapping[str, Schema]:
+    """The models that an item may be of, by the ``id`` that chooses one; without that."""
+    found = {}
+    for kind, ref in field.get("items", {}).get("discriminator", {}).get("mapping", {}).items():
+        model = _resolved({"$ref": ref}, schema)
+        found[kind] = {**model, "properties": {key: value for key, value in model["properties"].items() if key != "id"}}
+    return found
 
 
 # --- one field --------------------------------------------------------------------------------------------------------
@@ -155,6 +167,8 @@ def type_of(field: Schema, schema: Schema) -> str:
     """A type and its bounds in words: ``int > 0 or null``, ``list of text``, `` `a` or `b` ``."""
     if "$ref" in field:
         return "mapping"
+    if "discriminator" in field:
+        return f"mapping with `id` {_any([f'`{kind}`' for kind in field['discriminator']['mapping']])}"
     if "anyOf" in field:
         return _any([type_of(choice, schema) for choice in field["anyOf"]])
     if "enum" in field or "const" in field:

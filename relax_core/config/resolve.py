@@ -10,7 +10,7 @@ from typing import Any
 
 from relax_core.config import overrides as override
 from relax_core.config import yaml
-from relax_core.config.columns import planned_stages
+from relax_core.config.columns import nested_problems, planned_stages
 from relax_core.config.rules import broken_rules
 from relax_core.config.schema import ComponentSection, EnvironmentSection, RewardSection, RunConfig
 from relax_core.config.validation import validate
@@ -146,6 +146,8 @@ def component_problems(run: RunConfig, stack: Stack, *, heavy: bool = False) -> 
             trainer = stack.config("trainers", run.trainer, "trainer")
             if hasattr(trainer, "unused"):
                 yield from (f"trainer.{line}" for line in trainer.unused(algorithm.outputs))
+        if kind == "rewards":
+            yield from nested_problems(kind, section, stack, where)
         if not hasattr(cls, "check"):
             continue
         try:

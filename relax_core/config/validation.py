@@ -47,7 +47,9 @@ def explain(error: ValidationError, model: type[BaseModel], where: str = "", als
         if item["type"].endswith(("_type", "too_short")) and _is_beside(tuple(place.parts), reached):
             continue  # another member of a union, when one of the right kind got further
         path = join(where, *place.parts)
-        if item["type"] == "extra_forbidden":
+        if item["type"].startswith("union_tag_"):
+            places[join(path, "id")] = [_no_such_id(item)]
+        elif item["type"] == "extra_forbidden":
             key = str(item["loc"][-1])
             names = [*_keys(place.here), *(() if place.parts else also)]
             places[join(path, key)] = [f"unknown key{nearest(key, names) or '; known are ' + ', '.join(names)}"]
@@ -124,7 +126,13 @@ def _choices(annotation: Any) -> list[Any]:
 def _chosen(annotation: Any, tag: str) -> Any:
     kind = tag.partition("[")[0]  # of a list: its origin
     named = [choice for choice in _choices(annotation) if getattr(choice, "__name__", "") in (tag, kind)]
-    return named[0] if named else None
+    return (named or [choice for choice in _choices(annotation) if tag in _ids(choice)] or [None])[0]
+
+
+def _ids(choice: Any) -> tuple[Any, ...]:
+    """Of a model, the values of ``id`` by which a union chooses it."""
+    field = getattr(choice, "model_fields", {}).get("id")
+    return get_args(field.annotation) if field is not None else ()
 
 
 def _is_beside(path: tuple[int | str, ...], reached: set[tuple[int | str, ...]]) -> bool:
@@ -164,6 +172,15 @@ def _allowed(item: ErrorDetails, keys: Mapping[str, str]) -> str:
     )
     message = message.replace("be an object", "be a mapping").replace("be a valid array", "be a list")
     return message.replace(" after validation", "") + _hint(item, keys)
+
+
+def _no_such_id(item: ErrorDetails) -> str:
+    """Of a section whose ``id`` chooses what it is."""
+    if item["type"] == "union_tag_not_found":
+        return "is missing; it is required: what the section is of"
+    tag, expected = item["ctx"]["tag"], item["ctx"]["expected_tags"]
+    near = nearest(tag, re.findall("'([^']*)'", expected))
+    return f"found {tag!r}; allowed are {expected}{near}"
 
 
 def _hint(item: ErrorDetails, keys: Mapping[str, str]) -> str:

@@ -7,12 +7,13 @@ it from its section of the run file.
 from relax_core.interfaces.algorithm import About, Algorithm, Batch, Loss, Member, Outputs, Row, ScoredGroup, Streaming
 from relax_core.interfaces.authoring import Environment, Modality, Reward, RewardValue
 from relax_core.interfaces.component import Columns, Component, ComponentConfig, Configurable, Interrupt
-from relax_core.interfaces.engine import Completion, Engine, Request
+from relax_core.interfaces.engine import POOLS, Completion, Engine, Pool, Request
 from relax_core.interfaces.model import Extended, ModelAdapter, Rewritten, Segment, TowerInput
 from relax_core.interfaces.stage import Stage
 from relax_core.interfaces.trainer import TRAINER_COLUMNS, VALUES, Cut, StepResult, Trainer, Transport
 
 __all__ = [
+    "POOLS",
     "TRAINER_COLUMNS",
     "VALUES",
     "About",
@@ -33,6 +34,7 @@ __all__ = [
     "Modality",
     "ModelAdapter",
     "Outputs",
+    "Pool",
     "Request",
     "Reward",
     "RewardValue",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from relax_core.interfaces.component import Configurable
 from relax_core.types import Decoded, Group, MediaKind, Task, Trajectory
 
 if TYPE_CHECKING:
     from relax_core.chat import Chat
+    from relax_core.setup import RewardSetup
 
 
 RewardValue = float | Mapping[str, float | None] | None
@@ -34,6 +35,9 @@ class Environment(Configurable, ABC):
         """Attempt the task once. The default asks once and is done."""
         await chat(*task.messages)
 
+    async def close(self) -> None:
+        """Give back servers, processes and the like; called once, at the end of a run."""
+
 
 class Reward(Configurable, ABC):
     """Scores trajectories. None abstains; an exception, NaN, inf or an answer after the section's ``timeout`` abstains
@@ -41,6 +45,15 @@ class Reward(Configurable, ABC):
 
     by_group: bool | None = None
     """Whether it needs the plays of a group together; default: whether it has a ``score_group`` of its own."""
+
+    @classmethod
+    def asks_policy(cls, config: Any) -> bool:
+        """Whether, with these settings, it asks the run's own engine: then it scores while that engine serves."""
+        return False
+
+    async def begin(self, setup: RewardSetup) -> None:
+        """Take, or start, what it needs to ask an engine; called once in each process that scores for a run, before
+        anything is scored there."""
 
     @abstractmethod
     async def __call__(self, trajectory: Trajectory) -> RewardValue:

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from relax_core.errors import EngineError
 from relax_core.interfaces.component import Columns, Configurable, Interrupt
@@ -14,6 +14,10 @@ from relax_core.types import DrawKey, Encoded, Sampling, Stop, Version
 
 if TYPE_CHECKING:
     from relax_core.weights import WeightUpdate
+
+Pool = Literal["train", "eval", "reward"]
+"""Whose a request is: a training play's, an evaluation's, or a reward's that asks the engine."""
+POOLS: tuple[Pool, ...] = get_args(Pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,8 @@ class Request:
     sampling: Sampling
     order: tuple[int, ...] = ()
     """Requests that wait are admitted in this order."""
-    pool: Literal["train", "eval"] = "train"
-    """Batches never mix pools: evaluation cannot change a training row's bits."""
+    pool: Pool = "train"
+    """Batches never mix pools: neither evaluations nor rewards can change a training row's bits."""
     drawn: int = 0
 
 
@@ -73,13 +77,13 @@ class Engine(Configurable, ABC):
         """
         raise EngineError(f"engine {type(self).__name__}: it cannot share its weights; publish them again")
 
-    def enter(self, pool: Literal["train", "eval"]) -> None:
+    def enter(self, pool: Pool) -> None:
         """Someone who may submit requests is at work: a deterministic engine waits for it before it decodes.
 
         May be called at any time; who has entered is remembered through a restart.
         """
 
-    def leave(self, pool: Literal["train", "eval"]) -> None:
+    def leave(self, pool: Pool) -> None:
         """The counterpart of ``enter``."""
 
     async def settled(self) -> None:

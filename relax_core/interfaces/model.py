@@ -97,6 +97,13 @@ class ModelAdapter(Configurable, ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled tokens, without special tokens."""
 
+    def reply(self, text: str) -> list[int]:
+        """The ids of a reply of this text, its end of turn included: for replies that are written, not sampled.
+
+        Raises DataError for text that the model has no tokens for. Only plays by hand or by a script need it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be spoken for: it has no reply()")
+
     @abstractmethod
     def forward_inputs(self, segments: Sequence[Segment], width: int) -> dict[str, Any]:
         """Keyword arguments of ``backbone`` for right-padded rows (B, width): input_ids, position_ids, media features.

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+_WRITTEN = ("assistant", "tool")
+"""Roles of what a model wrote, or may have made a tool write: its special tokens are defused, not refused, or it could
+end a play that goes badly as an error, which is not trained."""
+
+
 class ChatTemplate:
     """A tokenizer's chat template. ``source`` replaces it; ``options`` are variables for it.
 
@@ -83,6 +88,20 @@ class ChatTemplate:
         """
         self._check(history)
         return self._tokens(self.render(history, prompt=True))
+
+    def reply(self, text: str) -> list[int]:
+        """The ids of a reply of this text, which may spell special tokens but holds none, and its end of turn.
+
+        Raises DataError for a word outside the vocabulary.
+        """
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+        ids: list[int] = encoded["input_ids"]
+        special = special_tokens(self.tokenizer)
+        if (wrong := next((i for i, token in enumerate(ids) if token in special), None)) is not None:
+            begin, end = encoded["offset_mapping"][wrong]
+            raise DataError(f"a reply: the model has no word for {text[begin:end]!r}: use words of its vocabulary")
+        eos = self.tokenizer.eos_token_id
+        return [*ids, eos if eos in self.stop_ids else min(self.stop_ids)]
 
     def extend(self, history: Sequence[Message], last_id: int, new: Sequence[Message]) -> list[int] | Rewritten:
         """The ids between the reply that ends ``history`` and the next sampling.
@@ -161,8 +180,8 @@ class ChatTemplate:
     def _check(self, messages: Sequence[Message]) -> None:
         """Text that holds a special token would turn into that token: media or a role nobody gave."""
         for m in messages:
-            if m.role == "assistant":
-                continue  # what a model wrote is defused, not refused
+            if m.role in _WRITTEN:
+                continue
             for part in chain.from_iterable(map(_leaves, m.parts)):
                 if found := self._special.search(_text(part)):
                     raise DataError(
@@ -171,7 +190,7 @@ class ChatTemplate:
                     )
 
     def _defused(self, text: str) -> str:
-        """A reply may spell a special token out of ordinary ones: keep it from becoming one."""
+        """Text may spell a special token out of ordinary ones: keep it from becoming one."""
         return self._special.sub(lambda found: found.group()[0] + "\u200b" + found.group()[1:], text)
 
     def _chat(self, m: Message) -> list[dict[str, Any]]:
@@ -197,7 +216,7 @@ class ChatTemplate:
 
     def _content(self, m: Message, parts: Sequence[Part]) -> str | list[dict[str, str]]:
         """A plain string where there is only text (some templates read nothing else), else typed items."""
-        plain = self._defused if m.role == "assistant" else str
+        plain = self._defused if m.role in _WRITTEN else str
         content: list[dict[str, str]] = []
         for part in parts:
             if isinstance(part, Text):

@@ -75,6 +75,9 @@ class TextAdapter(ModelAdapter):
         assert isinstance(text, str)
         return text
 
+    def reply(self, text: str) -> list[int]:
+        return self.template.reply(text)
+
     def forward_inputs(self, segments: Sequence[Segment], width: int) -> dict[str, Any]:
         """``input_ids`` and ``position_ids``, int64 (B, W). Positions may be given as (W,) or as equal rows (3, W)."""
         import torch

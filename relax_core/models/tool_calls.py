@@ -10,6 +10,8 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from relax_core.types import CallError, ToolCall
@@ -20,15 +22,38 @@ MOST_DEPTH = 64
 """Objects and lists inside each other in one call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A call, and where it is in the text, its tags included."""
+
+    call: ToolCall | CallError
+    start: int
+    end: int
+
+
 class ToolCallParser(ABC):
     """Reads the calls of one format of reply."""
 
     @abstractmethod
-    def parse(self, text: str) -> list[ToolCall | CallError]:
+    def find(self, text: str) -> list[Found]:
         """The calls of a reply, in order; those made in its reasoning do not count. Raises nothing, whatever it says.
 
         Whether a tool of that name exists, and takes these arguments, is the caller's to check.
         """
+
+    def parse(self, text: str) -> list[ToolCall | CallError]:
+        """The calls alone."""
+        return [found.call for found in self.find(text)]
+
+
+def without_calls(text: str, calls: Sequence[Found]) -> str:
+    """The text of a reply without the calls that can be run; what cannot stays in it."""
+    pieces, place = [], 0
+    for found in calls:
+        if isinstance(found.call, ToolCall):
+            pieces.append(text[place : found.start])
+            place = found.end
+    return "".join([*pieces, text[place:]]).strip() if pieces else text
 
 
 class HermesParser(ToolCallParser):
@@ -37,8 +62,8 @@ class HermesParser(ToolCallParser):
     ``arguments`` may be the text of an object instead, as in OpenAI's messages.
     """
 
-    def parse(self, text: str) -> list[ToolCall | CallError]:
-        found: list[ToolCall | CallError] = []
+    def find(self, text: str) -> list[Found]:
+        found: list[Found] = []
         place = 0
         while tag := _TAG.search(text, place):
             place = tag.end()
@@ -50,13 +75,14 @@ class HermesParser(ToolCallParser):
             elif tag[0] == "</think>":  # the template opened it: all of this was reasoning
                 found.clear()
             elif len(found) == MOST_CALLS:
-                found.append(CallError(f"More than {MOST_CALLS} tool calls in one reply: the others were not run."))
+                error = CallError(f"More than {MOST_CALLS} tool calls in one reply: the others were not run.")
+                found.append(Found(error, tag.start(), len(text)))
                 break
             elif tag[0] == "</tool_call>":
-                found.append(_error(len(found) + 1, "its opening tag is missing"))
+                found.append(Found(_error(len(found) + 1, "its opening tag is missing"), *tag.span()))
             else:
                 call, place = _call(text, place, len(found) + 1)
-                found.append(call)
+                found.append(Found(call, tag.start(), place))
         return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from relax_core.errors import EngineError
-from relax_core.interfaces import Completion, Engine, Interrupt, Request
+from relax_core.interfaces import Completion, Engine, Interrupt, Pool, Request
 from relax_core.remote.wire import Message, Outbox, Send, restore
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class RemoteEngine(Engine):
         super().__init__(None)
         self._sent = sent
         self._outbox: Outbox | None = None
-        self._entered: Counter[Literal["train", "eval"]] = Counter()
+        self._entered: Counter[Pool] = Counter()
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._serial = READY
         self._dead: str | None = "it was not started"
@@ -120,11 +120,11 @@ class RemoteEngine(Engine):
         update: WeightUpdate = await self._call("share_weights", host)
         return update
 
-    def enter(self, pool: Literal["train", "eval"]) -> None:
+    def enter(self, pool: Pool) -> None:
         self._entered[pool] += 1
         self._say([("enter", pool)])
 
-    def leave(self, pool: Literal["train", "eval"]) -> None:
+    def leave(self, pool: Pool) -> None:
         self._entered[pool] -= 1
         self._say([("leave", pool)])
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from relax_core.remote.wire import Message, describe
 
 if TYPE_CHECKING:
-    from relax_core.interfaces import Engine, Interrupt, Request
+    from relax_core.interfaces import Engine, Interrupt, Pool, Request
     from relax_core.media import MediaStore
     from relax_core.weights import WeightUpdate
 
@@ -47,7 +47,7 @@ class Served:
 
     def __init__(self, host: Host, answer: Callable[..., None], guest: bool = False) -> None:
         self._host, self._answer, self._guest = host, answer, guest
-        self._entered: Counter[Literal["train", "eval"]] = Counter()
+        self._entered: Counter[Pool] = Counter()
         self._held: set[str] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._kinds: dict[str, Callable[..., None]] = {
@@ -85,11 +85,11 @@ class Served:
         self._held.remove(key)
         self._host.media.release([key])
 
-    def _enter(self, pool: Literal["train", "eval"]) -> None:
+    def _enter(self, pool: Pool) -> None:
         self._entered[pool] += 1
         self._host.engine.enter(pool)
 
-    def _leave(self, pool: Literal["train", "eval"]) -> None:
+    def _leave(self, pool: Pool) -> None:
         self._entered[pool] -= 1
         self._host.engine.leave(pool)
 

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
+    from relax_core.testing.algorithm_checks import check_algorithm
     from relax_core.testing.engine_checks import check_engine
+    from relax_core.testing.environment_checks import check_environment
+    from relax_core.testing.modality import check_modality
+    from relax_core.testing.reward_checks import check_reward
+    from relax_core.testing.scripted_plays import play
 
-__all__ = ["BatchResult", "algorithm_batch", "check_engine"]
+__all__ = [
+    "BatchResult",
+    "algorithm_batch",
+    "check_algorithm",
+    "check_engine",
+    "check_environment",
+    "check_modality",
+    "check_reward",
+    "play",
+]
+
+_HOMES = {
+    "check_algorithm": "algorithm_checks",
+    "check_engine": "engine_checks",
+    "check_environment": "environment_checks",
+    "check_modality": "modality",
+    "check_reward": "reward_checks",
+    "play": "scripted_plays",
+}
+"""What is imported when it is asked for: with it come settings, models and more."""
 
 
 class BatchResult(TypedDict):
@@ -45,9 +70,6 @@ def algorithm_batch(name: str, batch_file: Path | str | Mapping[str, Any], plugi
 
 
 def __getattr__(name: str) -> Any:
-    """``check_engine`` is imported when it is asked for: with it come settings, models and more."""
-    if name != "check_engine":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from relax_core.testing.engine_checks import check_engine
-
-    return check_engine
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

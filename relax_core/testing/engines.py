@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from relax_core.interfaces import Completion, Request
+from relax_core.interfaces import Completion, Pool, Request
 from relax_core.testing.tiny import TinyAdapter, TinyConfig, tiny_adapter
 from relax_core.types import DrawKey, Encoded, Sampling, Version
 
@@ -28,7 +28,7 @@ def request(
     *,
     temperature: float = 1.0,
     order: tuple[int, ...] = (),
-    pool: Literal["train", "eval"] = "train",
+    pool: Pool = "train",
     **sampling: Any,
 ) -> Request:
     """A request that draws under the key of task ``name``."""

@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from relax_core.errors import PluginError
-from relax_core.interfaces import Completion, Engine, Interrupt, Request
+from relax_core.interfaces import Completion, Engine, Interrupt, Pool, Request
 from relax_core.types import Stop, Version
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class CountingEngine(Engine):
 
     async def load_weights(self, update: WeightUpdate, interrupt: Interrupt = "continue") -> None: ...
 
-    def enter(self, pool: Literal["train", "eval"]) -> None:
+    def enter(self, pool: Pool) -> None:
         self.entered += 1
 
-    def leave(self, pool: Literal["train", "eval"]) -> None:
+    def leave(self, pool: Pool) -> None:
         self.entered -= 1
 
     async def health(self) -> Mapping[str, float]:

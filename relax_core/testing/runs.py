@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,28 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 def summary(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     return found
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run has left in its directory."""
+
+    directory: Path
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """See ``metrics``."""
+        return metrics(self.directory)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return summary(self.directory)
+
+    @property
+    def trajectories(self) -> list[dict[str, Any]]:
+        """What was played, step by step, as the trajectory files have it."""
+        files = sorted((self.directory / "trajectories").glob("step-*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def accounted(groups: Mapping[str, int]) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from relax_core.errors import DataError
 from relax_core.interfaces import ComponentConfig, Extended, ModelAdapter, Rewritten, Segment
 from relax_core.types import Encoded, MediaPart, MediaRef, Message, Text, ToolResult
 
@@ -142,6 +143,11 @@ class TinyAdapter(ModelAdapter):
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.words[i] for i in ids if i > 2)
+
+    def reply(self, text: str) -> list[int]:
+        if unknown := [word for word in text.split() if word not in self.ids]:
+            raise DataError(f"a reply: the tiny model has no token for {unknown[0]!r}: use words of its vocabulary")
+        return [*(self.ids[word] for word in text.split()), 1]
 
     def forward_inputs(self, segments: Sequence[Segment], width: int) -> dict[str, Any]:
         import torch

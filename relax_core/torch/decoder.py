@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_core.errors import EngineError
-from relax_core.interfaces import Completion, ModelAdapter, Request
+from relax_core.interfaces import POOLS, Completion, ModelAdapter, Pool, Request
 from relax_core.torch.kv import CACHE_ARGUMENT, SlotCache, attention_windows, text_config
 from relax_core.torch.queue import Prompt, Queue, Waiting, batches, check_request
 from relax_core.torch.rows import Rows
 from relax_core.torch.sampling import Rules, chunks, draw
 from relax_core.torch.swap import Named, adopt_weights
 from relax_core.types import Stop, Version
-
-Pool = Literal["train", "eval"]
-POOLS: tuple[Pool, ...] = ("train", "eval")
 
 Ended = list[tuple[int, Completion | EngineError]]
 """What became of requests, by the ticket that ``submit`` gave."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from relax_core.errors import EngineError
-from relax_core.interfaces import Completion, Engine, Interrupt, Request
+from relax_core.interfaces import POOLS, Completion, Engine, Interrupt, Pool, Request
 from relax_core.setup import EngineSetup
 from relax_core.torch.config import EngineConfig
-from relax_core.torch.decoder import POOLS, Decoder, Ended, Pool
+from relax_core.torch.decoder import Decoder, Ended
 from relax_core.torch.optim import named_tensors
 from relax_core.torch.swap import Named, check_weights
 from relax_core.weight_receiver import Receiver

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from relax_core.new_plugin.render import chosen_kinds, names_of, render
 from relax_core.plugins import installed_plugins
 from relax_core.probe import BFLOAT16, BLANK, FLOAT16, FLOAT32
 from relax_core.testing.plugins import plugins_in, write_plugin
@@ -33,7 +34,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(110)
 def test_the_engine_of_the_page_passes_the_checks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(FILES) == {"relax_plugin_plain/engine.py", "relax_plugin_plain/plugin.py", "tests/test_plain.py"}
+    modules = {f"relax_plugin_plain/{name}.py" for name in ("engine", "engine_config", "plugin")}
+    assert set(FILES) == modules | {"tests/test_plain.py"}
     monkeypatch.syspath_prepend(project / "tests")
     monkeypatch.delitem(sys.modules, "test_plain", raising=False)
     importlib.import_module("test_plain").test_plain()
@@ -42,9 +44,16 @@ def test_the_engine_of_the_page_passes_the_checks(project: Path, monkeypatch: py
 @pytest.mark.timeout(60)
 def test_a_run_with_it_is_probed_and_trains(project: Path) -> None:
     write_plugin(project, "plain", "from relax_plugin_plain.plugin import relax_engines  # noqa\n")
-    path = run_file(project, plugins=["plain"], engine={"id": "plain"}, steps=2, evaluation=[])
+    path = run_file(project, plugins=["plain"], engine={"id": "plain-plain"}, steps=2, evaluation=[])
     directory = train(path, installed=[*installed_plugins(), *plugins_in(project)])
     assert [line["step"] for line in metrics(directory)] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["engine", "engine_config"])
+def test_the_page_shows_what_new_plugin_renders(name: str) -> None:
+    path = f"relax_plugin_plain/{name}.py"
+    rendered = render(names_of("plain"), chosen_kinds(["engine"]))
+    assert FILES[path] == f"# {path}\n{rendered[path]}"
 
 
 def test_the_page_names_the_tolerances() -> None:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from relax_core.interfaces import Completion
+from relax_core.interfaces import POOLS, Completion
 from relax_core.testing.decoding import (
     CountingAdapter,
     assert_full,
@@ -18,7 +18,6 @@ from relax_core.testing.decoding import (
 )
 from relax_core.testing.engines import changed_weights, request
 from relax_core.testing.tiny import TinyConfig, tiny_adapter
-from relax_core.torch.decoder import POOLS
 from relax_core.torch.plain import full_logprobs
 from relax_core.types import Encoded, MediaRef, Stop, Version
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from relax_core.testing.scripted_plays import play
 
 from relax_core.errors import ConfigError
 from relax_core.testing.reward_plays import played as a_play
 from relax_core.testing.reward_plays import rewarded
+from relax_core.testing.scripted_plays import play
 from relax_core.types import Decoded, Image, Stop, Text, Trajectory, user
 from relax_envs.gym import Gymnasium
 from relax_envs.gym_values import Actions, shown
@@ -101,7 +101,7 @@ def test_observations_are_said_and_replies_are_actions(corridor: Path) -> None:
     second = start - 1 if start else 1
     said = [turn.prompt for turn in found.turns]
     assert said[0] is not task.messages and said[0][0] is task.messages[0]  # so that it is encoded once
-    assert said[1] == (user('"up" is not an action. Write one of: left, right, fall.'),)
+    assert said[1] == (user("Your reply is not an action. Write one of: left, right, fall."),)
     assert said[2] == (user(f"at: {second}\nof: 5"),)
     steps = 1 + (5 - second)
     assert len(said) == steps + 1
@@ -198,9 +198,8 @@ def test_continuous_actions_are_json() -> None:
     env = environment(env="MountainCarContinuous-v0", options={"max_episode_steps": 2})
     found = play(env, env.tasks("train")[0], ["[0.5]", "[7]", "[true]", "[-1]"])
     assert found.error is None and found.metrics["invalid_actions"] == 2
-    assert (
-        found.turns[2].prompt[0].text == '"[7]" is not an action. Write a JSON value for Box(-1.0, 1.0, (1,), float32).'
-    )
+    told = found.turns[2].prompt[0].text
+    assert told == "Your reply is not an action. Write a JSON value for Box(-1.0, 1.0, (1,), float32)."
     assert found.metrics["return"] == pytest.approx(-0.1 * (0.25 + 1))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from relax_core.config.resolve import resolve
+from relax_core.engine_role import engine_setup
 from relax_core.errors import ConfigError
 from relax_core.interfaces import Completion, Engine, Interrupt, Request
 from relax_core.plugins import installed_plugins
@@ -26,7 +27,7 @@ from relax_core.probe_deep import engine_problems
 from relax_core.probe_run import accept_engines
 from relax_core.router import Router
 from relax_core.run import Run
-from relax_core.runtime import LocalRuntime, engine_setup
+from relax_core.runtime import LocalRuntime
 from relax_core.system import System
 from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.testing.runs import TEXT_RUN, metrics, run_file, train

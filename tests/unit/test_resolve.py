@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
@@ -155,6 +155,16 @@ class Inner(ComponentConfig):
     rate: float = 1.0
 
 
+class Circle(ComponentConfig):
+    id: Literal["circle"]
+    radius: float
+
+
+class Square(ComponentConfig):
+    id: Literal["square"]
+    side: float
+
+
 class Many(ComponentConfig):
     either: int | Literal["auto"] = "auto"
     inner: Inner | None = None
@@ -162,6 +172,7 @@ class Many(ComponentConfig):
     named: dict[str, Inner] = Field(default_factory=dict)
     model_or_text: Inner | str = ""
     folder: Path = Path("x")
+    shapes: tuple[Annotated[Circle | Square, Field(discriminator="id")], ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -176,6 +187,13 @@ class Many(ComponentConfig):
         ({"named": {"a": {"rte": 1}}}, "x.named.a.rte: unknown key; did you mean 'rate'?"),
         ({"model_or_text": {"rate": "b"}}, "x.model_or_text.rate: found 'b'; must be a valid number"),
         ({"folder": 3}, "x.folder: found 3; "),
+        (
+            {"shapes": [{"id": "sqare"}]},
+            "x.shapes.0.id: found 'sqare'; allowed are 'circle', 'square'; did you mean 'squ",
+        ),
+        ({"shapes": [{"side": 1}]}, "x.shapes.0.id: is missing; it is required"),
+        ({"shapes": [{"id": "square", "sid": 1}]}, "x.shapes.0.sid: unknown key; did you mean 'side'?"),
+        ({"shapes": [{"id": "circle", "radius": "1"}]}, "x.shapes.0.radius: found '1'; must be a valid number"),
     ],
 )
 def test_paths_lead_through_unions_lists_and_mappings(raw: dict[str, Any], line: str) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from relax_core.interfaces import Completion, Engine, Request
+from relax_core.interfaces import Completion, Engine, Pool, Request
 from relax_core.media import MediaStore
 from relax_core.remote.process import ProcessEngine
 from relax_core.router import Router
 from relax_core.testing.engines import TinyBuilder, changed_weights, request
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.testing.two_turns import stored
-from relax_core.torch.decoder import Pool
 from relax_core.torch.engine import TorchEngine
 from relax_core.transports import SharedTransport
 from relax_core.types import Encoded, MediaRef, Version

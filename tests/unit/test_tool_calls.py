@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_core.models.tool_calls import MOST_CALLS, MOST_DEPTH, HermesParser
+from relax_core.models.tool_calls import MOST_CALLS, MOST_DEPTH, HermesParser, without_calls
 from relax_core.types import CallError, ToolCall
 
 DEEP = MOST_DEPTH - 2
@@ -244,3 +244,34 @@ PIECES = st.sampled_from(
 def test_whatever_it_says_a_reply_is_read_without_an_exception(text: str) -> None:
     for found in parse(text):
         assert isinstance(found, CallError | ToolCall)
+
+
+# --- the rest of a reply ----------------------------------------------------------------------------------------------
+
+
+def rest(text: str) -> str:
+    return without_calls(text, HermesParser().find(text))
+
+
+def test_content_is_what_stands_around_calls_that_can_be_run() -> None:
+    assert rest(" no calls\n") == " no calls\n"
+    assert rest("First " + stated("a", {}) + "\n then " + stated("b", {"x": 1}) + " done.") == "First \n then  done."
+    assert rest(stated("a", {})) == ""
+
+
+def test_content_keeps_what_cannot_be_run_and_what_is_thought() -> None:
+    wrong = call("{")
+    assert rest(stated("a", {}) + wrong) == wrong
+    thought = f"<think>{stated('a', {})}</think>"
+    assert rest(thought + "so") == thought + "so"
+    assert rest(thought + stated("b", {})) == thought
+
+
+def test_calls_are_found_where_they_stand() -> None:
+    text = "First " + stated("a", {}) + wrong_tag() + stated("b", {"x": "</tool_call>"}) + " end"
+    spans = [text[found.start : found.end] for found in HermesParser().find(text)]
+    assert spans == [stated("a", {}), wrong_tag(), stated("b", {"x": "</tool_call>"})]
+
+
+def wrong_tag() -> str:
+    return "</tool_call>"

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import yaml
-from relax_core.testing.scripted_plays import play
 
 from relax_core.errors import ConfigError
 from relax_core.interfaces import Environment
+from relax_core.testing.scripted_plays import play
 from relax_core.types import (
     Decoded,
     Image,

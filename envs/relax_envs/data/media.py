@@ -76,7 +76,7 @@ class Media:
             raise RowError(f"{where}: {settings[0]!r} of a row is not heeded; set it for the whole run in modalities")
         for key in _INLINE:
             if not missing(value.get(key)):
-                return _unpacked(value[key], where)
+                return unpacked(value[key], where)
         nested = [kind, f"{kind}_url", f"input_{kind}", "source"]
         given = [key for key in (*_PLACES, *nested) if not missing(value.get(key))]
         if len(given) == 1:
@@ -88,8 +88,8 @@ class Media:
 
     def _located(self, text: str, where: str) -> Source:
         """A path relative to the folder, ``file://``, a data URI or an address."""
-        if match := _DATA_URI.match(text):
-            return _of_data_uri(match.group(1), text[match.end() :], where)
+        if (content := data_uri(text, where)) is not None:
+            return content
         scheme = _SCHEME.match(text)
         if scheme and scheme.group().lower() != "file://":
             try:
@@ -111,15 +111,20 @@ class Media:
         raise RowError(f"{where} {short(str(path))}: {problem}")
 
 
-def _of_data_uri(head: str, body: str, where: str) -> bytes:
+def data_uri(text: str, where: str) -> bytes | None:
+    """What a data URI holds; None for any other text."""
+    match = _DATA_URI.match(text)
+    if match is None:
+        return None
+    head, body = match.group(1), text[match.end() :]
     if head.lower().rpartition(";")[2].strip() == "base64":
-        return _unpacked(unquote(body) if "%" in body else body, where)
+        return unpacked(unquote(body) if "%" in body else body, where)
     if content := unquote_to_bytes(body):
         return content
     raise RowError(f"{where}: a data URI without content")
 
 
-def _unpacked(value: Any, where: str) -> bytes:
+def unpacked(value: Any, where: str) -> bytes:
     """Bytes as they are, as base64 text or as a list of numbers."""
     if isinstance(value, bytes):
         return value
@@ -130,8 +135,8 @@ def _unpacked(value: Any, where: str) -> bytes:
             raise RowError(f"{where}: a list that is not of bytes, numbers from 0 to 255") from None
     if not isinstance(value, str):
         raise RowError(f"{where}: its bytes are {kind_name(value)}; bytes or base64 text are allowed")
-    if match := _DATA_URI.match(value):
-        return _of_data_uri(match.group(1), value[match.end() :], where)
+    if (content := data_uri(value, where)) is not None:
+        return content
     try:
         content = base64.b64decode(
             "".join(value.split()) if value[-1:].isspace() or "\n" in value else value, validate=True

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import os
-import re
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import PositiveInt
 
-from relax_core.errors import ConfigError, RelaxError
-from relax_core.interfaces import ComponentConfig, Reward, RewardValue
+from relax_core.errors import RelaxError
+from relax_core.interfaces import Reward, RewardValue
 from relax_core.types import Group, Trajectory
 from relax_envs.rewards.conversation import messages_of, plain
-from relax_envs.rewards.loops import PerLoop
-
-if TYPE_CHECKING:
-    import httpx
-
-TRY_AGAIN = frozenset({408, 425, 429, *range(500, 600)})
-"""Statuses of a server that may do better a moment later."""
-
-LONGEST_ANSWER = 10_000_000
-"""Bytes of an answer that are read, at most."""
-
-Positive = Annotated[float, Field(gt=0)]
+from relax_envs.rewards.http import JsonServer, ServerConfig, shown
 
 
 class Remote(Reward):
@@ -47,63 +30,28 @@ class Remote(Reward):
     JSON above, the play abstains, and it is counted as a failure with the reason. Abstains where the play failed.
     """
 
-    class Config(ComponentConfig):
-        url: str
-        """Where to POST, such as ``http://127.0.0.1:8000/score``."""
-        token_env: str | None = None
-        """Name of an environment variable whose value is sent as a bearer token; the value itself is never written."""
+    class Config(ServerConfig):
         batch: bool = False
         """One request for the plays of a group, instead of one each."""
         media: bool = False
         """Whether images, sounds and videos are sent (base64); else only that they are there."""
-        request_timeout: Positive = 30.0
-        """Seconds for one try. ``timeout`` ends the whole of it, pauses included."""
-        retries: Annotated[int, Field(ge=0, le=20)] = 3
-        """Tries after the first one."""
-        backoff: Positive = 0.5
-        """Seconds before the second try; doubled for each one after that."""
-        max_wait: Positive = 30.0
-        """Seconds of one pause, at most, whatever ``Retry-After`` says."""
         concurrency: PositiveInt = 32
         """Requests at the same time."""
-
-        @field_validator("url")
-        @classmethod
-        def _is_http(cls, url: str) -> str:
-            if not re.fullmatch(r"https?://[^\s/@]+(?:/\S*)?", url):
-                raise ValueError("write http://host:port/path or https://..., without a password (see token_env)")
-            return url
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.by_group = config.batch
-        if config.token_env is not None and not os.environ.get(config.token_env):
-            raise ConfigError(
-                f"reward remote: token_env: the environment variable {config.token_env!r} is not set: put the"
-                " token there"
-            )
-        self._connections = PerLoop(self._connect)
-
-    def _connect(self) -> _Connection:
-        import httpx
-
-        token = os.environ.get(self.config.token_env or "", "")
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        limits = httpx.Limits(max_connections=self.config.concurrency)
-        secure = self.config.url.startswith("https:")  # else certificates, which take time to load, are of no use
-        client = httpx.AsyncClient(headers=headers, limits=limits, timeout=self.config.request_timeout, verify=secure)
-        return _Connection(client, asyncio.Semaphore(self.config.concurrency))
+        self._server = JsonServer(config, config.concurrency, "reward remote")
 
     async def close(self) -> None:
         """Closes the connections of the running loop."""
-        if connection := self._connections.take():
-            await connection.client.aclose()
+        await self._server.close()
 
     async def __call__(self, trajectory: Trajectory) -> float | None:
         if trajectory.error is not None:
             return None
         body = await asyncio.to_thread(self._body, trajectory) if self.config.media else self._body(trajectory)
-        return _reward(await self._ask(body), "reward")
+        return _reward(await self._server.post(body), "reward")
 
     async def score_group(self, group: Group) -> Sequence[RewardValue | BaseException]:
         if not self.config.batch:
@@ -111,10 +59,10 @@ class Remote(Reward):
         played = [trajectory for trajectory in group.trajectories if trajectory.error is None]
         if not played:
             return [None] * len(group.trajectories)
-        found = await self._ask({"items": [self._body(trajectory) for trajectory in played]})
+        found = await self._server.post({"items": [self._body(trajectory) for trajectory in played]})
         given = found.get("rewards")
         if not isinstance(given, list) or len(given) != len(played):
-            what = f"{len(given)} rewards" if isinstance(given, list) else _shown(found)
+            what = f"{len(given)} rewards" if isinstance(given, list) else shown(found)
             raise RelaxError(f"{self.config.url}: answered {what} to {len(played)} plays")
         rewards = iter([_or_error({"reward": value}) for value in given])
         return [None if trajectory.error is not None else next(rewards) for trajectory in group.trajectories]
@@ -132,88 +80,10 @@ class Remote(Reward):
             "tokens": trajectory.reply_tokens,
         }
 
-    async def _ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's answer, an object. Raises RelaxError when there is none after the last try."""
-        content = json.dumps(body, allow_nan=False).encode()
-        attempt = 0
-        while isinstance(outcome := await self._try(content), _Busy):
-            if attempt == self.config.retries:
-                raise RelaxError(f"{self.config.url}: {outcome.why}, after {attempt + 1} tries")
-            pause = self.config.backoff * 2**attempt if outcome.wait is None else outcome.wait
-            await asyncio.sleep(min(pause, self.config.max_wait))
-            attempt += 1
-        return outcome
-
-    async def _try(self, content: bytes) -> dict[str, Any] | _Busy:
-        import httpx
-
-        connection = self._connections.get()
-        async with connection.places:
-            try:
-                async with asyncio.timeout(self.config.request_timeout):
-                    request = connection.client.build_request(
-                        "POST", self.config.url, content=content, headers={"content-type": "application/json"}
-                    )
-                    answer = await connection.client.send(request, stream=True)
-                    try:
-                        received = await _read(answer)
-                    finally:
-                        await answer.aclose()
-            except (httpx.TimeoutException, TimeoutError):
-                return _Busy(f"no answer within {self.config.request_timeout:g} s")
-            except httpx.RequestError as error:
-                return _Busy(f"{type(error).__name__}: {error}")
-        if answer.status_code in TRY_AGAIN:
-            return _Busy(f"HTTP {answer.status_code}", _retry_after(answer.headers.get("retry-after")))
-        if not answer.is_success:
-            raise RelaxError(f"{self.config.url}: HTTP {answer.status_code}: {_shown(received)}")
-        try:
-            found = json.loads(received)
-        except (ValueError, RecursionError) as error:
-            raise RelaxError(f"{self.config.url}: the answer is not JSON: {_shown(received)}") from error
-        if not isinstance(found, dict):
-            raise RelaxError(f"{self.config.url}: the answer is no object: {_shown(received)}")
-        return found
-
-
-@dataclass(slots=True)
-class _Connection:
-    client: httpx.AsyncClient
-    places: asyncio.Semaphore
-
-
-@dataclass(frozen=True, slots=True)
-class _Busy:
-    """A try that is worth another one; ``wait``: seconds that the server asks for."""
-
-    why: str
-    wait: float | None = None
-
-
-async def _read(answer: httpx.Response) -> bytes:
-    received = b""
-    async for block in answer.aiter_bytes():
-        received += block
-        if len(received) > LONGEST_ANSWER:
-            raise RelaxError(f"{answer.url}: the answer is longer than {LONGEST_ANSWER} bytes")
-    return received
-
-
-def _retry_after(header: str | None) -> float | None:
-    """Seconds from now, of a number of seconds or of a date."""
-    if header is None:
-        return None
-    if re.fullmatch(r"\d{1,9}", header.strip()):
-        return float(header)
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
-        return None
-
 
 def _reward(found: Mapping[str, Any], key: str) -> float | None:
     if key not in found:
-        raise RelaxError(f"the server's answer has no {key!r}: {_shown(found)}")
+        raise RelaxError(f"the server's answer has no {key!r}: {shown(found)}")
     value = found[key]
     if value is None:
         return None
@@ -222,7 +92,7 @@ def _reward(found: Mapping[str, Any], key: str) -> float | None:
     except OverflowError:  # more digits than a float has
         number = math.inf
     if not math.isfinite(number):
-        raise RelaxError(f"the server's {key!r} is {_shown(value)}: give a finite number, or null")
+        raise RelaxError(f"the server's {key!r} is {shown(value)}: give a finite number, or null")
     return number
 
 
@@ -231,9 +101,3 @@ def _or_error(found: Mapping[str, Any]) -> float | RelaxError | None:
         return _reward(found, "reward")
     except RelaxError as error:
         return error
-
-
-def _shown(value: Any) -> str:
-    text = value[:200].decode(errors="replace") if isinstance(value, bytes) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 100 else text[:97] + "..."

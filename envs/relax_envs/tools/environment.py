@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveInt
 
 from relax_core.interfaces import ComponentConfig, Environment
-from relax_core.types import Message, Task, Text, system
+from relax_core.types import CallError, Message, Task, Text, ToolCall, system
 from relax_envs.cut import Keep
 from relax_envs.tools.calling import answer
 from relax_envs.tools.tool import Tool
@@ -48,8 +48,8 @@ class ToolEnvironment(Environment):
         while reply.calls:
             reply = await chat(await self.answer(reply.calls, tools, chat))
 
-    async def answer(self, calls: Any, tools: Sequence[Tool], chat: Chat) -> Message:
-        """The results of a reply's calls, cut as the config says: see ``calling.answer``."""
+    async def answer(self, calls: Sequence[ToolCall | CallError], tools: Sequence[Tool], chat: Chat) -> Message:
+        """The results of a reply's calls, cut as the config says: see ``relax_envs.tools.answer``."""
         return await answer(calls, tools, chat, limit=self.config.output_limit, keep=self.config.output_keep)
 
     def announced(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:

@@ -93,6 +93,9 @@ class OmniAdapter(ModelAdapter):
         assert isinstance(text, str)
         return text
 
+    def reply(self, text: str) -> list[int]:
+        return self.template.reply(text)
+
     def _row(self, ids: list[int], messages: Sequence[Message], past: Encoded) -> Encoded:
         """``ids`` with each placeholder repeated to its medium's length, behind ``past``."""
         queues: dict[MediaKind, list[tuple[str, Plan]]] = {k: [] for k in self._placeholders.values()}

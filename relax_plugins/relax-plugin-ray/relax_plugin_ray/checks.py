@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from relax_core.errors import nearest
 from relax_core.old_policy import recomputes_old
 from relax_core.runtime_config import overlap_of
+from relax_core.scoring import asks_policy
 from relax_plugin_ray.config import Ranks, RayConfig, Replicas
 from relax_plugin_ray.plan import (
     ADVANTAGES,
@@ -82,6 +83,11 @@ def notes(config: RayConfig, run: RunConfig, stack: Stack) -> Iterator[str]:
             yield f"roles.{CRITIC}: {run.algorithm.id} has no critic; it is not started"
         if config.placement == "hybrid" and not any(runs_model(name, run, stack) for name in needed):
             yield "placement: hybrid, but no stage of this run has a model: it is as separate"
+    if asks_policy(run, stack) and roles.graders.replicas > 1 and run.max_staleness == 0:
+        yield (
+            "roles.graders.replicas: a reward asks the engine, and graders ask at once: which of their questions are "
+            "decoded together depends on timing, and in the last bit so may answers; 1 repeats exactly"
+        )
     for role, section, kind in DEVICES:
         if _device(run, stack, kind, section) == "cpu" and getattr(roles, role).gpus:
             id = getattr(run, section).id

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from relax_core.asking import Asker
 from relax_core.players import Memo, Played, Player, Players
 from relax_core.router import Router
 from relax_core.run import build_environments
-from relax_core.scoring import Graders, Scorer
+from relax_core.scoring import Graders, Scorer, asks_policy
 from relax_core.types import Task
 from relax_plugin_ray.engine import RayEngine
 from relax_plugin_ray.worker import adapter_of, run_of
@@ -37,12 +38,34 @@ _ENDED = None
 # --- plays ------------------------------------------------------------------------------------------------------------
 
 
-class EnvironmentActor:
-    """Plays tasks with engines that it visits. ``engines``: each finds an engine's actor, at every connection."""
+class Visitor:
+    """An actor that asks engines itself. ``engines``: their actors, None for those that are not made yet."""
 
-    def __init__(self, resolved: Mapping[str, Any], role: str, engines: list[Callable[[], Any]], bus: RayBus) -> None:
-        self._role, self._resolved, self._engines, self._bus = role, resolved, engines, bus
-        self._engine: Router | None = None
+    def __init__(self, engines: list[Any]) -> None:
+        self._engines = engines
+
+    async def connect(self, media: SharedMedia) -> Router:
+        """The engines as one. ``media``: from which requests take features."""
+        router = Router([RayEngine.connect(partial(self._find, i), media) for i in range(len(self._engines))])
+        await router.start()
+        return router
+
+    async def engine_is(self, index: int, actor: Any) -> None:
+        """An engine was made, or made anew."""
+        self._engines[index] = actor
+
+    def _find(self, index: int) -> Any:
+        if self._engines[index] is None:
+            raise ValueError(f"engine {index} is not made yet")
+        return self._engines[index]
+
+
+class EnvironmentActor(Visitor):
+    """Plays tasks with engines that it visits."""
+
+    def __init__(self, resolved: Mapping[str, Any], role: str, engines: list[Any], bus: RayBus) -> None:
+        super().__init__(engines)
+        self._role, self._resolved, self._bus = role, resolved, bus
         self._player: Player | None = None
         self._media: SharedMedia | None = None
 
@@ -54,19 +77,7 @@ class EnvironmentActor:
         run = run_of(self._resolved, self._role)
         adapter, media = adapter_of(run)
         self._bus.media = self._media = media
-        guests = [RayEngine.connect(partial(self._find, i), media) for i in range(len(self._engines))]
-        self._engine = Router(guests)
-        await self._engine.start()
-        self._player = Player(run, self._engine, adapter, build_environments(run), self._bus)
-
-    async def engine_is(self, index: int, actor: Any) -> None:
-        """An engine was made, or made anew."""
-        self._engines[index] = actor
-
-    def _find(self, index: int) -> Any:
-        if self._engines[index] is None:
-            raise ValueError(f"engine {index} is not made yet")
-        return self._engines[index]
+        self._player = Player(run, await self.connect(media), adapter, build_environments(run), self._bus)
 
     async def group(
         self, empty: Group, prompt: Prompt, shared: Mapping[str, Shared], holder: Holder, announce: bool
@@ -96,6 +107,11 @@ class EnvironmentActor:
     async def single(self, task: Task, seat: Seat, sampling: Sampling, evaluation: str | None) -> Trajectory:
         assert self._player is not None
         return await self._player.single(task, seat, sampling, evaluation, {})
+
+    async def close(self) -> None:
+        if self._player is not None:
+            for environment in self._player.environments.values():
+                await environment.close()
 
 
 class RayPlayers(Players):
@@ -148,6 +164,9 @@ class RayPlayers(Players):
         found = await self.pool.call(play)
         return replace(found, task=task)  # the very task, whose media need not be there twice
 
+    async def close(self) -> None:
+        await self.pool.each("close")
+
     async def _settled(self) -> None:
         """A deterministic engine must know of a party before that party's first request comes, from elsewhere."""
         if self.announce:
@@ -157,18 +176,25 @@ class RayPlayers(Players):
 # --- grading ----------------------------------------------------------------------------------------------------------
 
 
-class GraderActor:
-    """Scores groups with rewards of its own."""
+class GraderActor(Visitor):
+    """Scores groups with rewards of its own, which may ask the run's engines. ``deterministic``: see ``Asker``."""
 
-    def __init__(self, resolved: Mapping[str, Any], role: str) -> None:
-        self._role, self._resolved = role, resolved
+    def __init__(self, resolved: Mapping[str, Any], role: str, engines: list[Any], deterministic: bool) -> None:
+        super().__init__(engines)
+        self._role, self._resolved, self._deterministic = role, resolved, deterministic
         self._scorer: Scorer | None = None
 
     def __repr__(self) -> str:
         return self._role
 
     async def ready(self) -> None:
-        self._scorer = Scorer.of(run_of(self._resolved, self._role))
+        run = run_of(self._resolved, self._role)
+        policy: Asker | None = None
+        if asks_policy(run.config, run.stack):
+            adapter, media = adapter_of(run)
+            policy = Asker(await self.connect(media), adapter, run.config.seed, self._deterministic)
+        self._scorer = Scorer.of(run)
+        await self._scorer.begin(run, policy)
 
     async def score(self, group: Group) -> tuple[list[tuple[Any, ...]], str]:
         """Of each trajectory what scoring filled in; and the failures until now, in words."""

@@ -15,6 +15,7 @@ from relax_core.old_policy import TrainerItself
 from relax_core.router import Router
 from relax_core.run import build_algorithm, build_environments
 from relax_core.runtime import Note, Roles, Runtime
+from relax_core.scoring import asks_policy
 from relax_core.stages import Here
 from relax_plugin_ray.checks import problems
 from relax_plugin_ray.config import RayConfig, Replicas
@@ -59,6 +60,7 @@ class RayRuntime(Runtime):
         self._engine_actors: list[Any] = []
         self._visitors: list[Pool] = []
         """Whose actors ask the engines themselves."""
+        self._players: Any = None
         self._graders: Any = None
 
     # --- start --------------------------------------------------------------------------------------------------------
@@ -83,12 +85,14 @@ class RayRuntime(Runtime):
         if CRITIC in others:
             trainer = ActorCritic(policy, self._ranks("critic", plain, media))
         players = self._environments(plain, bus, note)
-        graders = self._grading(plain, note)
+        graders = self._grading(plain, run, note)
         old_policy = self._old_policy(plain, media, note) if OLD_POLICY in others else TrainerItself(trainer)
         placed = {
             name: self._stage(name, plain, run, bus, note) for name in others if name not in (OLD_POLICY, *ASKING)
         }
         environments = build_environments(run)
+        deterministic = self._deterministic(run)
+        self._players = RayPlayers(players, engine, bus, media, announce=deterministic)
         self._graders = RayGraders(graders)
         await asyncio.gather(
             engine.start(),
@@ -98,13 +102,12 @@ class RayRuntime(Runtime):
         )
         if training:
             placed |= self._asking(run, algorithm, adapter, media, trainer)
-        deterministic = self._deterministic(run)
         return Roles(
             engine=engine,
             trainer=trainer,
             publish=policy.publish,
             bus=bus,
-            players=RayPlayers(players, engine, bus, media, announce=deterministic),
+            players=self._players,
             graders=self._graders,
             stages=placed,
             environments=environments,
@@ -166,15 +169,21 @@ class RayRuntime(Runtime):
         self._visitors.append(pool)
         return pool
 
-    def _grading(self, plain: dict[str, object], note: Note) -> Pool:
+    def _grading(self, plain: dict[str, object], run: Run, note: Note) -> Pool:
         from relax_plugin_ray.plays import GraderActor, actor_of
         from relax_plugin_ray.pool import Pool
 
+        asking, deterministic = asks_policy(run.config, run.stack), self._deterministic(run)
+
         def create(index: int) -> Any:
-            return actor_of(GraderActor, **self._options("graders", index))(plain, f"graders-{index}")
+            engines = self._engine_actors if asking else []
+            options = self._options("graders", index)
+            return actor_of(GraderActor, **options)(plain, f"graders-{index}", engines, deterministic)
 
         pool = Pool("graders", create, self.config.roles.graders.replicas, self.config.restarts, note)
         self._pools.append(pool)
+        if asking:
+            self._visitors.append(pool)
         return pool
 
     def _old_policy(self, plain: dict[str, object], media: SharedMedia, note: Note) -> RemoteOldPolicy:
@@ -242,9 +251,10 @@ class RayRuntime(Runtime):
 
     async def stop(self) -> None:
         """Whatever state the roles are in; what cannot end by itself is killed."""
-        if self._graders is not None:
-            with suppress(Exception):
-                await asyncio.wait_for(self._graders.close(), GRACE_S)
+        for role in (self._players, self._graders):
+            if role is not None:
+                with suppress(Exception):
+                    await asyncio.wait_for(role.close(), GRACE_S)
         for pool in self._pools:
             pool.stop()
         for stage in self._stages:

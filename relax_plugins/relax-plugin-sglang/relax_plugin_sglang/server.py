@@ -1,6 +1,6 @@
 """A server as a child process: started, watched, and ended with everything that it started itself.
 
-A guard (``processes/guard.py``) starts it, and kills all of it when the server ends, when told to, and when this
+A guard (``relax_core.guard``) starts it, and kills all of it when the server ends, when told to, and when this
 process is gone. What the server prints goes to a log file, whose end is part of the error when it does not start or
 dies. The key is given in a file that only this user can read.
 """
@@ -15,19 +15,19 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from relax_core.errors import EngineError
+from relax_core.guard import guarded
 from relax_plugin_sglang.arguments import server_arguments, server_environment
 from relax_plugin_sglang.client import Client
 
 if TYPE_CHECKING:
     from relax_plugin_sglang.config import SglangConfig
 
-_GUARD, _SERVE = (Path(__file__).parent / "processes" / name for name in ("guard.py", "serve.py"))
+_SERVE = Path(__file__).parent / "processes" / "serve.py"
 _POLL_S = 0.25
 """Between two questions whether a starting server is ready."""
 _GRACE_S = 15.0
@@ -88,7 +88,7 @@ class Server:
         with self.log.open("ab") as log:
             self._from = log.tell()
             return subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), *command],
+                guarded(command),
                 stdin=subprocess.PIPE,  # its end tells the guard that this process is gone
                 stdout=log,
                 stderr=subprocess.STDOUT,

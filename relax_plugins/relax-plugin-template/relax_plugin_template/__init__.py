@@ -1,1 +1,1 @@
-"""A starting point for a Relax plugin."""
+"""The plugin template of Relax."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
-
 from relax_core.interfaces import ComponentConfig, Environment
 from relax_core.types import Task, user
 

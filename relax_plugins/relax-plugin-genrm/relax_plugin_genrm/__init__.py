@@ -1,0 +1,1 @@
+"""A generative reward model: a language model judges what was played."""
