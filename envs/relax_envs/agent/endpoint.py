@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 _WAITING = 1024
 """Connections that may wait to be accepted."""
+_IDLE_S = 3600
+"""After which a connection that nobody uses is closed. Long: a client that uses it again just then loses a request."""
 _END_S = 10.0
 
 
@@ -67,6 +69,7 @@ class Endpoint:
                     log_config=None,
                     access_log=False,
                     backlog=_WAITING,
+                    timeout_keep_alive=_IDLE_S,
                     timeout_graceful_shutdown=1,
                 )
                 self._server = server = uvicorn.Server(config)
