@@ -180,7 +180,7 @@ def test_a_stream_begins_at_once_and_stays_alive(folder: Path) -> None:
     table = Table(folder, lambda prompt: slowly(said))
 
     async def agent(session: Session) -> None:
-        lines = []
+        lines: list[str] = []
         async with (
             httpx.AsyncClient(headers={"Authorization": f"Bearer {session.key}"}) as c,
             c.stream("POST", f"{session.base_url}/chat/completions", json=asks(says("what"), stream=True)) as response,

@@ -41,8 +41,8 @@ class Endpoint:
 
     async def open(self, chat: Chat, rules: Rules) -> Session:
         """A session for a play; close it when the play ends."""
-        url = self._url or await asyncio.to_thread(self._start)
-        session = Session(chat, rules, url)
+        url = self._url
+        session = Session(chat, rules, url if url is not None else await asyncio.to_thread(self._start))
         self.sessions[session.key] = session
         return session
 
