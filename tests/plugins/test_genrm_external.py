@@ -21,6 +21,7 @@ from relax_core.errors import ConfigError, RelaxError
 from relax_core.interfaces import Reward
 from relax_core.scoring import Scorer
 from relax_core.testing.chat_server import ChatServer, completion
+from relax_core.testing.reward_checks import check_reward
 from relax_core.testing.reward_plays import group_of, played
 from relax_core.testing.runs import TEXT_RUN
 from relax_core.types import Audio, Decoded, Group, Image, Stop, Task, Trajectory, Turn, Video, message, user
@@ -294,6 +295,14 @@ def test_a_missing_file_fails_its_judgement(server: ChatServer) -> None:
     group.trajectories = [Trajectory(group.task, 0, 0, [Turn(prompt, message("assistant", "x"), Stop.EOS, 1)])]
     found, scorer = values(judge(server), *group.trajectories)
     assert found == [None] and "nowhere.png" in scorer.last_failure["genrm"]
+
+
+# --- what every reward must do ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"votes": 2, "temperature": 1.0, "show": "conversation"}, {"cache": 0}])
+def test_it_keeps_the_promises_of_rewards(server: ChatServer, settings: dict[str, Any]) -> None:
+    check_reward(judge(server, **settings), [(played("four", answer="4"), 0.7)])
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
