@@ -53,13 +53,15 @@ async def laid(run: Run, label: str, folder: Path | None, replies: Sequence[str]
     else:
         speak = functools.partial(voices.script, replies, adapter, show.note)
         speak()  # what cannot be said is refused before anything is played
-    graders = Scorer.of(run, show.note)
+    graders, environments = Scorer.of(run, show.note), build_environments(run)
     try:
         await graders.begin(run, policy=None)  # the policy is who types, or nobody
         engine = functools.partial(_speaking, speak, adapter)
-        yield Table(run, engine, adapter, build_environments(run)[label], label, graders, files, show)
+        yield Table(run, engine, adapter, environments[label], label, graders, files, show)
     finally:
         await graders.close()
+        for environment in environments.values():
+            await environment.close()
 
 
 def _same(say: Say) -> Say:

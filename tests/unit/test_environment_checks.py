@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
@@ -14,20 +15,37 @@ from typing import Any, Literal
 import pytest
 
 from relax_core.chat import Chat
+from relax_core.errors import EngineError
 from relax_core.interfaces import ComponentConfig, Environment
-from relax_core.testing import check_environment
-from relax_core.types import Image, Message, Task, Text, message, user
+from relax_core.testing import check_environment, play
+from relax_core.types import Image, Message, PlayError, Task, Text, message, user
+from relax_envs.single_turn import SingleTurn
+from relax_envs.tools.use import ToolUse
 from relax_envs.toy.colour import Colour
 from relax_envs.toy.motion import Motion
 from relax_envs.toy.tone import Tone
 from relax_envs.toy.words import LastWord, NthWord
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.parametrize("cls", [NthWord, LastWord, Colour, Tone, Motion])
 def test_the_toys(cls: Any) -> None:
     check_environment(cls(cls.Config()), looked_at=40)
+
+
+def squared(number: int) -> int:
+    """The square of a number."""
+    return number**2
+
+
+def test_rows_of_a_file_asked_once_or_with_tools(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "what is {i} x {i} ?", "answer": "{i * i}"}}\n' for i in range(20)))
+    data = {"data": str(rows), "split": {"eval": 0.3}}
+    check_environment(SingleTurn(SingleTurn.Config.model_validate_json(json.dumps(data))))
+    tools = [{"id": "function", "path": f"{__file__}:squared"}]
+    calling = ToolUse(ToolUse.Config.model_validate_json(json.dumps({**data, "tools": tools})))
+    call = '<tool_call>{"name": "squared", "arguments": {"number": 7}}</tool_call>'
+    check_environment(calling, scripts=[[call * 3, call, "49"]])
 
 
 class Good(Environment):
@@ -46,6 +64,23 @@ class Good(Environment):
             if reply.text == task.answer:
                 return
             reply = await chat(f"{task.answer} {chat.random('which', i):.6f}")
+
+
+def test_a_scripted_play() -> None:
+    good = Good(Good.Config())
+    task = good.tasks("train")[0]
+    trajectory = play(good, task, ["hm", "kočka 🐈", "cat"], member=3)
+    assert [turn.reply.text for turn in trajectory.turns] == ["hm", "kočka 🐈", "cat"] and trajectory.error is None
+    assert play(good, task, ["hm", "cat"], member=2).turns[1].prompt != trajectory.turns[1].prompt
+    (sample,) = trajectory.samples
+    assert sample.sampled == sum(len(turn.reply.text.encode()) + 1 for turn in trajectory.turns)
+    with pytest.raises(EngineError, match="a reply was asked for after all 1 that there are: give more"):
+        play(good, task, ["hm"])
+    assert play(Raises(Good.Config()), task, ["x"]).error == PlayError(
+        "environments.Raises", "ValueError", "invalid literal for int() with base 10: 'x'"
+    )
+    with pytest.raises(AssertionError, match="play of task 'cat': not over after"):
+        play(Waits(Good.Config()), task, ["x"], seconds=0.2)
 
 
 def test_a_good_one() -> None:
@@ -227,5 +262,5 @@ PLAYS: dict[type[Good], str] = {
 @pytest.mark.parametrize("cls", PLAYS, ids=lambda cls: cls.__name__)
 def test_faults_of_plays(cls: type[Good]) -> None:
     with pytest.raises(AssertionError) as caught:
-        check_environment(cls(cls.Config()), seconds=0.5)
+        check_environment(cls(cls.Config()), seconds=0.5 if cls in (Waits, Blocks) else 20.0)
     assert PLAYS[cls] in str(caught.value) and "\n" not in str(caught.value), caught.value
