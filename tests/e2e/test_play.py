@@ -64,6 +64,7 @@ class Again(Base):
         await chat(*task.messages)
         await other("dog ?")
         chat.metrics["asked"] = 2
+        chat.answer = "cat"
 
 
 @tool
@@ -185,7 +186,8 @@ def test_a_picture_is_a_file_to_open(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_branches_and_metrics_are_shown(odd: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert play(odd("again"), "--reply", "dog", "--reply", "cat") == 0
+    path = odd("again")
+    assert play(path, "--reply", "dog", "--reply", "cat") == 0
     said = capsys.readouterr().out
     assert "another conversation, behind reply 0" in said and "metrics: asked 2" in said and "in 2 samples" in said
 

@@ -244,7 +244,17 @@ class Stubborn(Good):
             return
 
 
+class ClosesOnce(Good):
+    closed = False
+
+    async def close(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed already")
+        self.closed = True
+
+
 PLAYS: dict[type[Good], str] = {
+    ClosesOnce: "close() called twice raises RuntimeError: closed already",
     Raises: "fails by ValueError: invalid literal for int()",
     Silent: "before the policy said anything",
     Waits: "it waits for something that never comes",
