@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from relax_core.config.resolve import resolve
 from relax_core.config.schema import RewardSection
 from relax_core.config.validation import validate
-from relax_core.errors import RelaxError
+from relax_core.errors import ConfigError, RelaxError
 from relax_core.interfaces import Reward
 from relax_core.scoring import Scorer
 from relax_core.testing.chat_server import ChatServer, completion
 from relax_core.testing.reward_plays import group_of, played
+from relax_core.testing.runs import TEXT_RUN
 from relax_core.types import Audio, Decoded, Group, Image, Stop, Task, Trajectory, Turn, Video, message, user
 from relax_plugin_genrm.reward import GenRM
 
@@ -311,6 +313,14 @@ def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError) as error:
         GenRM.Config(**settings)
     assert said in str(error.value)
+
+
+def test_settings_that_do_not_fit_the_run() -> None:
+    raw = TEXT_RUN | {"plugins": ["genrm"], "group_size": 1}
+    with pytest.raises(ConfigError, match=r"rewards\.0: mode: found pairwise, but group_size is 1"):
+        resolve(raw | {"rewards": [{"id": "genrm", "placement": "shared", "mode": "pairwise"}]})
+    with pytest.raises(ConfigError, match=r"rewards\.0\.model\.tiny\.wrds: unknown key; did you mean 'words'"):
+        resolve(raw | {"rewards": [{"id": "genrm", "placement": "own", "model": {"id": "text", "tiny": {"wrds": []}}}]})
 
 
 def test_an_engine_is_there_only_in_a_run() -> None:

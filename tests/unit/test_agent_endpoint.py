@@ -28,7 +28,7 @@ from relax_envs.agent.environment import AgentConfig, AgentEnvironment
 from relax_envs.agent.errors import AgentSilent
 from relax_envs.agent.session import Session
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 TOOLS_FIRST = (
     "{%- if tools -%}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif -%}"
@@ -88,7 +88,7 @@ class Table:
                 await environment.close()
 
         try:
-            asyncio.run(asyncio.wait_for(play(), 50))
+            asyncio.run(asyncio.wait_for(play(), 150))
         finally:
             assert sampled(chat.samples) == self.talker.given()
         return chat
@@ -485,7 +485,7 @@ def test_the_end_of_a_play_ends_its_requests(folder: Path) -> None:
         await environment.close()
         return served, late
 
-    served, late = asyncio.run(asyncio.wait_for(play(), 30))
+    served, late = asyncio.run(asyncio.wait_for(play(), 150))
     assert served[0] == 503 and served[1]["error"]["code"] == "session_ended" and late[0] == 401
     assert table.talker.lost == 1 and len(chat.turns) == 1
 
@@ -532,7 +532,7 @@ def test_a_killed_client_loses_only_its_own_session(folder: Path) -> None:
         await asyncio.gather(*(e.play(Task("t", ()), c) for e, c in zip(environments, chats.values(), strict=True)))
         await environments[0].close()
 
-    asyncio.run(asyncio.wait_for(plays(), 50))
+    asyncio.run(asyncio.wait_for(plays(), 150))
     assert codes == {"get": -9, "what": 0}
     assert [len(chat.turns) for chat in chats.values()] == [1, 3]
     for text, chat in chats.items():
@@ -569,7 +569,7 @@ def test_64_sessions_at_once_have_exact_tokens(folder: Path) -> None:
         await asyncio.gather(*(environment.play(Task("t", ()), chat) for chat in chats))
         await environment.close()
 
-    asyncio.run(asyncio.wait_for(plays(), 50))
+    asyncio.run(asyncio.wait_for(plays(), 150))
     assert everybody.is_set()
     for i, chat in enumerate(chats):
         (sample,) = chat.samples

@@ -30,7 +30,7 @@ from relax_envs.agent.requests import Asked, Rules, read
 from relax_envs.agent.session import MOST_AT_ONCE, Session
 from relax_envs.agent.tree import reply_message
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 TEMPLATES = {"chatml": CHATML, "qwen3": QWEN3, "llama3": LLAMA3}
 

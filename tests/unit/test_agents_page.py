@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 SCRIPT, ENVIRONMENT = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 TOOLS = "{%- if tools -%}{{ (tools | tojson) + '\n' }}{%- endif -%}" + CHATML.replace("m.content", "(m.content or '')")
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def chat_of(folder: Path, say: Any) -> tuple[Chat, Talker]:
@@ -44,7 +44,7 @@ def play(environment: Any, task: Task, chat: Chat) -> None:
         finally:
             await environment.close()
 
-    asyncio.run(asyncio.wait_for(main(), 50))
+    asyncio.run(asyncio.wait_for(main(), 150))
 
 
 def test_the_program_plays(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from relax_core.errors import RelaxError
@@ -20,6 +20,7 @@ from relax_plugin_genrm.template import Template
 from relax_plugin_genrm.votes import Pair, pairs, scores, together
 
 if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
     from relax_core.setup import RewardSetup
 
 T = TypeVar("T")
@@ -41,6 +42,11 @@ class GenRM(Reward):
     @classmethod
     def asks_policy(cls, config: GenRMConfig) -> bool:
         return config.placement == "shared"
+
+    @classmethod
+    def check(cls, config: GenRMConfig, run: RunConfig) -> Iterator[str]:
+        if config.mode == "pairwise" and run.group_size < 2:
+            yield "mode: found pairwise, but group_size is 1 and nothing to compare with: raise it, or take rubric"
 
     def __init__(self, config: GenRMConfig) -> None:
         super().__init__(config)
