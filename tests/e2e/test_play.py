@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ CALL = ('{"name":', '"look",', '"arguments":', '{"place":', '"left"}}', "<tool_c
 
 
 @pytest.fixture
-def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """A run file with an environment of the plugin above."""
     write_plugin(tmp_path / "site", "odd", SOURCE)
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -110,7 +110,7 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
             sampling={"max_new_tokens": 20},
         )
 
-    yield write  # type: ignore[misc]
+    yield write
     installed_plugins.cache_clear()
 
 
