@@ -18,7 +18,7 @@ from relax_core.chat import Chat
 from relax_core.errors import EngineError
 from relax_core.interfaces import ComponentConfig, Environment
 from relax_core.testing import check_environment, play
-from relax_core.types import Image, Message, PlayError, Task, Text, message, user
+from relax_core.types import Image, Message, PlayError, Task, Text, user
 from relax_envs.single_turn import SingleTurn
 from relax_envs.tools.use import ToolUse
 from relax_envs.toy.colour import Colour
@@ -128,18 +128,24 @@ def of_first(change: Callable[[Task], Any]) -> Change:
     return lambda tasks, split: [change(tasks[0]), *tasks[1:]]
 
 
+def changed(**fields: Any) -> Change:
+    return of_first(lambda task: replace(task, **fields))
+
+
+Unchecked: Any = Message
+UncheckedText: Any = Text
 TASKS: dict[str, tuple[Change, str]] = {
     "no sequence": (lambda tasks, split: iter(tasks), "give a sequence"),
     "empty": (lambda tasks, split: [], "is empty"),
     "no task": (of_first(lambda task: task.id), "is a str, not a Task"),
     "no id": (of_first(lambda task: replace(task, id="")), "its id is ''"),
-    "a list of messages": (of_first(lambda task: replace(task, messages=list(task.messages))), "give a tuple"),
+    "a list of messages": (changed(messages=[user("say")]), "give a tuple"),
     "no messages": (of_first(lambda task: replace(task, messages=())), "at least one Message"),
-    "text for a message": (of_first(lambda task: replace(task, messages=("say",))), "is a str, not a Message"),
-    "an odd role": (of_first(lambda task: replace(task, messages=(Message("robot", ()),))), "role 'robot'"),  # type: ignore[arg-type]
-    "an odd part": (of_first(lambda task: replace(task, messages=(Message("user", ("hi",)),))), "is no part"),  # type: ignore[arg-type]
+    "text for a message": (changed(messages=("say",)), "is a str, not a Message"),
+    "an odd role": (changed(messages=(Unchecked("robot", ()),)), "role 'robot'"),
+    "an odd part": (changed(messages=(Unchecked("user", ("hi",)),)), "is no part"),
     "a number for a text": (
-        of_first(lambda task: replace(task, messages=(Message("user", (Text(3),)),))),  # type: ignore[arg-type]
+        changed(messages=(Unchecked("user", (UncheckedText(3),)),)),
         "the text of a user message is a int",
     ),
     "another order": (shuffled, "fixed order"),
@@ -194,7 +200,7 @@ class Blocks(Good):
 
 class Garbage(Good):
     async def play(self, task: Task, chat: Chat) -> None:
-        await chat(message("user", 3))  # type: ignore[arg-type]
+        await chat(Unchecked("user", (3,)))
 
 
 class SharedState(Good):
@@ -244,7 +250,17 @@ class Stubborn(Good):
             return
 
 
+class ClosesOnce(Good):
+    closed = False
+
+    async def close(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed already")
+        self.closed = True
+
+
 PLAYS: dict[type[Good], str] = {
+    ClosesOnce: "close() called twice raises RuntimeError: closed already",
     Raises: "fails by ValueError: invalid literal for int()",
     Silent: "before the policy said anything",
     Waits: "it waits for something that never comes",
