@@ -40,6 +40,6 @@ def test_the_zoom_run_learns_under_ray(cluster: str, tmp_path: Path) -> None:
 
 def shown(play: dict[str, Any]) -> list[Any]:
     """The pictures that tools showed in a recorded play."""
-    said = [message for turn in play["turns"] for message in turn["prompt"] if message["role"] == "tool"]
+    said = [message for turn in play["turns"] for message in turn["prompt"] or () if message["role"] == "tool"]
     parts = [part for message in said for result in message["parts"] for part in result["parts"]]
     return [part for part in parts if part["type"] == "image"]

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("toy", ["zoom", "listen", "watch"])
-def test_a_policy_learns_to_look_closer_and_then_to_answer(tmp_path: Path, toy: str) -> None:
+@pytest.mark.parametrize(("toy", "cpu_seconds"), [("zoom", 200), ("listen", 250), ("watch", 250)])
+def test_a_policy_learns_to_look_closer_and_then_to_answer(tmp_path: Path, toy: str, cpu_seconds: int) -> None:
     """From chance to nearly always right on scenes that training never showed, and by the right call."""
     command = [sys.executable, "-m", "relax_core.cli", "train", f"relax_plugins/relax-plugin-deepeyes/{toy}.yaml"]
     done = subprocess.run(
@@ -26,7 +26,7 @@ def test_a_policy_learns_to_look_closer_and_then_to_answer(tmp_path: Path, toy: 
     found, steps = summary(tmp_path / "run"), metrics(tmp_path / "run")
     held_out = found["evaluation"]["held-out"]
     assert held_out["accuracy"] > 0.95 and held_out["play/right_call"] > 0.9, held_out
-    assert found["cpu_seconds"] <= 200, found["cpu_seconds"]
+    assert found["cpu_seconds"] <= cpu_seconds, found["cpu_seconds"]
     assert accounted(found["groups"]) and found["failed_plays"] == 0
 
     first = [line for line in steps if line["kind"] == "train"][:10]

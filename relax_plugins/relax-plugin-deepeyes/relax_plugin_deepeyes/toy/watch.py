@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROMPT = "which way ?"
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 """Steps across and down."""
-SIDE, SQUARE, STEP = 32, 10, 3
+SIDE, SQUARE, STEP = 32, 12, 3
 """Pixels of the film and of the square, and how many it moves from frame to frame."""
 RATE, FRAMES = 8.0, 4
 """Frames per second, and of a part."""
@@ -46,7 +46,7 @@ class Watch(LookToy):
     def make(self, rng: np.random.Generator, place: int, answer: str) -> tuple[Decoded, Video]:
         import numpy as np
 
-        frames = rng.integers(0, 40, (len(SPANS) * FRAMES, SIDE, SIDE, 3)).astype(np.uint8)
+        frames = rng.integers(0, 10, (len(SPANS) * FRAMES, SIDE, SIDE, 3)).astype(np.uint8)
         bright, (across, down) = rng.integers(140, 255, 3), WAYS[answer]
         for i in range(FRAMES):
             x, y = ((SIDE - SQUARE) // 2 + STEP * i * step for step in (across, down))
