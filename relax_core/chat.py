@@ -8,16 +8,15 @@ the past does a new sample start.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from relax_core.chat_state import Coming, Mark, Past, Record, advanced, append
+from relax_core.chat_state import Coming, Mark, Past, Record, advanced, append, checked
 from relax_core.config.schema import PlayLimits
-from relax_core.errors import EngineError, TooManyTokens
-from relax_core.interfaces import Completion, Request, Rewritten
+from relax_core.errors import TooManyTokens
+from relax_core.interfaces import Request, Rewritten
 from relax_core.keys import stream, uniform
 from relax_core.models.tool_calls import without_calls
 from relax_core.types import (
@@ -301,7 +300,7 @@ class Chat:
         )
         while True:
             with self._clock.stopped() if self._clock else nullcontext():
-                done = _checked(await self._engine.generate(request), request)
+                done = checked(await self._engine.generate(request), request)
             self._check_open()
             n = len(done.ids)
             sample.ids += done.ids
@@ -338,19 +337,3 @@ class Chat:
         kept, self._record.kept = self._record.kept, []
         if kept:
             self._adapter.media.release(kept)
-
-
-def _checked(done: Completion, request: Request) -> Completion:
-    """Raises EngineError unless there are tokens, each with a finite log-prob and a version."""
-    parts: dict[str, Sequence[object] | None] = {"ids": done.ids, "log-probs": done.logprobs, "versions": done.versions}
-    counts = {name: -1 if values is None else len(values) for name, values in parts.items()}
-    wrong = len(set(counts.values())) > 1 or -1 in counts.values()
-    wrong = wrong or any(value is None for values in parts.values() for value in values or ())
-    wrong = wrong or not all(map(math.isfinite, done.logprobs))
-    if wrong or not (done.ids or request.drawn or done.stop is Stop.ABORT):
-        found = ", ".join(f"{'no' if count < 0 else count} {name}" for name, count in counts.items())
-        raise EngineError(
-            f"engine: its answer to {request.id} has {found}; each sampled token needs an id, a finite log-prob and a "
-            "version, and an answer that is no prefix at least one: let the engine return them"
-        )
-    return done

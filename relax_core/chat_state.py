@@ -1,15 +1,20 @@
-"""Where the conversations of a play stand: what they share, and samples that grow, end and begin."""
+"""Where the conversations of a play stand: what they share, samples that grow, end and begin, answers of engines."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from relax_core.types import Encoded, MediaRef, Sample, Turn
+from relax_core.errors import EngineError
+from relax_core.types import Encoded, MediaRef, Sample, Stop, Turn
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from relax_core.interfaces import Completion, Request
 
 
 @dataclass(slots=True)
@@ -111,3 +116,19 @@ def advanced(positions: NDArray[np.int32] | None, n: int) -> NDArray[np.int32] |
     start = int(positions[:, -1].max()) + 1
     steps = np.arange(start, start + n, dtype=np.int32)
     return np.concatenate([positions, np.broadcast_to(steps, (3, n))], axis=1)
+
+
+def checked(done: Completion, request: Request) -> Completion:
+    """Raises EngineError unless there are tokens, each with a finite log-prob and a version."""
+    parts: dict[str, Sequence[object] | None] = {"ids": done.ids, "log-probs": done.logprobs, "versions": done.versions}
+    counts = {name: -1 if values is None else len(values) for name, values in parts.items()}
+    wrong = len(set(counts.values())) > 1 or -1 in counts.values()
+    wrong = wrong or any(value is None for values in parts.values() for value in values or ())
+    wrong = wrong or not all(map(math.isfinite, done.logprobs))
+    if wrong or not (done.ids or request.drawn or done.stop is Stop.ABORT):
+        found = ", ".join(f"{'no' if count < 0 else count} {name}" for name, count in counts.items())
+        raise EngineError(
+            f"engine: its answer to {request.id} has {found}; each sampled token needs an id, a finite log-prob and a "
+            "version, and an answer that is no prefix at least one: let the engine return them"
+        )
+    return done

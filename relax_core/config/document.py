@@ -1,6 +1,7 @@
 """The page docs/config.md: every setting of a run file and of its components, from the schemas that validate them.
 
-python -m relax_core.config.document omni ray sglang > docs/config.md      # the built-in suites and the plugins named
+# the built-in suites, and the plugins that are named
+python -m relax_core.config.document omni ray sglang deepeyes genrm > docs/config.md
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One small component. Its files are ``files/<name>/*.tmpl``; those that begin with ``test_`` go to ``tests/``.
+    """One small component. Its files are ``files/<name>/*.tmpl``, of which ``tested.py.tmpl`` is its test.
 
     ``id``: what follows the plugin's name in its id. ``run``: what it replaces in the run file, by placeholder.
     """

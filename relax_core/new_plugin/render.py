@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 PREFIX = "relax-plugin-"
 SUFFIX = ".tmpl"
+TESTED = "tested.py"
+"""Becomes ``tests/test_*.py``: a wheel of ours holds nothing of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,12 @@ def _rendered(names: Names, kinds: Sequence[Kind], values: Mapping[str, str]) ->
     for name in ("__init__.py", "plugin.py"):
         yield f"{names.package}/{name}", _filled(home / (name + SUFFIX), values)
     yield f"{names.package}/py.typed", ""
-    yield "tests/test_run.py", _filled(home / ("test_run.py" + SUFFIX), values)
+    yield "tests/test_run.py", _filled(home / (TESTED + SUFFIX), values)
     for kind in kinds:
         for file in sorted((home / kind.name).iterdir(), key=lambda file: file.name):
             name = file.name.removesuffix(SUFFIX)
-            folder = "tests" if name.startswith("test_") else names.package
-            yield f"{folder}/{name}", _filled(file, values)
+            path = f"tests/test_{kind.name}.py" if name == TESTED else f"{names.package}/{name}"
+            yield path, _filled(file, values)
 
 
 def _filled(file: Traversable, values: Mapping[str, str]) -> str:

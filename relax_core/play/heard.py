@@ -41,12 +41,19 @@ class HeardEnvironment(Environment):
         self.chat = chat
         return await self.environment.play(task, cast("Chat", HeardChat(chat, self.listener)))
 
+    async def close(self) -> None:
+        await self.environment.close()
+
 
 class HeardChat:
     """Passes on to a chat, and to who listens."""
 
+    _chat: Chat
+    _listener: Listener
+
     def __init__(self, chat: Chat, listener: Listener) -> None:
-        self._chat, self._listener = chat, listener
+        object.__setattr__(self, "_chat", chat)
+        object.__setattr__(self, "_listener", listener)
 
     async def __call__(self, *content: Message | str, max_new_tokens: int | None = None) -> Reply:
         new = [message("user", c) if isinstance(c, str) else c for c in content]
@@ -62,3 +69,6 @@ class HeardChat:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chat, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._chat, name, value)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from relax_core.interfaces import Engine, Environment, ModelAdapter
     from relax_core.media import MediaStore
     from relax_core.run import Run
-    from relax_core.scoring import Graders
+    from relax_core.scoring import Graders, Scorer
     from relax_core.scripted import Say
 
 
@@ -43,7 +43,6 @@ class Table:
 async def laid(run: Run, label: str, folder: Path | None, replies: Sequence[str] | None) -> AsyncIterator[Table]:
     """For replies that are given, or None: typed. No model is loaded, only its tokenizer."""
     from relax_core.run import build_adapter, build_environments
-    from relax_core.scoring import Scorer
 
     adapter, media = build_adapter(run)
     files, show = _files(run, folder, media)
@@ -53,14 +52,27 @@ async def laid(run: Run, label: str, folder: Path | None, replies: Sequence[str]
     else:
         speak = functools.partial(voices.script, replies, adapter, show.note)
         speak()  # what cannot be said is refused before anything is played
-    graders, environments = Scorer.of(run, show.note), build_environments(run)
+    environments, graders = build_environments(run), _graders(run, show)
     try:
+        await graders.begin(run, policy=None)  # the policy is who types, or nobody
         engine = functools.partial(_speaking, speak, adapter)
         yield Table(run, engine, adapter, environments[label], label, graders, files, show)
     finally:
         await graders.close()
         for environment in environments.values():
             await environment.close()
+
+
+def _graders(run: Run, show: Show) -> Scorer:
+    """Without those rewards that ask the policy, which is not there."""
+    from relax_core.scoring import Scorer
+
+    every = Scorer.of(run, show.note)
+    asking = [section.label for section, reward in every.rewards if reward.asks_policy(reward.config)]
+    for name in asking:
+        show.note(f"reward {name}: asks the policy, which is not there: it is left out (--policy model has it)")
+    every.rewards = [(section, reward) for section, reward in every.rewards if section.label not in asking]
+    return every
 
 
 def _same(say: Say) -> Say:

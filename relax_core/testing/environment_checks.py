@@ -35,7 +35,7 @@ def check_environment(
     trajectory files, none in both splits. Plays, on ``tasks`` of them: whatever the policy says (nothing, garbage, any
     script, very much, broken and whole tool calls, the answer), a play ends without an error; it is the same again
     under the same key, beside other plays and in another instance; it draws by ``chat.random`` alone; and nothing is
-    left at work when it has ended or was cancelled.
+    left at work when it has ended or was cancelled. ``close`` may be called twice.
 
     ``scripts``: replies in turn, of which the last is repeated, that lead through more of the environment.
     ``looked_at``: tasks of each split that are looked at, at most. ``seconds``: what a play may take.
@@ -47,6 +47,8 @@ def check_environment(
     data.check_media(table.adapter, [*chosen, *data.spread(found.get("eval", ()), tasks)])
     script = [*plays.replies(chosen), *plays.named(scripts)]
     plays.check_any_reply(table, chosen, script, seconds)
-    plays.check_again(table, chosen, script, seconds)
+    other = Table(plays.again(environment), TURNS)
+    plays.check_again(table, other, chosen, script, seconds)
     plays.check_side_by_side(table, chosen, script, seconds)
     plays.check_cancelled(table, chosen, script, seconds)
+    plays.check_closed(other, seconds)

@@ -164,9 +164,8 @@ def again(environment: Environment) -> Environment:
     return type(environment)(environment.config)
 
 
-def check_again(table: Table, tasks: Sequence[Task], scripts: Sequence[Script], seconds: float) -> None:
+def check_again(table: Table, other: Table, tasks: Sequence[Task], scripts: Sequence[Script], seconds: float) -> None:
     """Under the same key a play is the same, in another instance too, wherever shared generators stand."""
-    other = Table(again(table.environment), table.turns)
     for task, (name, script), member in itertools.product(tasks, _several(scripts), range(MEMBERS)):
         where = f"play of task {task.id!r} with {name}, member {member}"
         with shared_generators(1):
@@ -244,3 +243,19 @@ async def _cancelled(table: Table, task: Task, script: Sequence[str], turn: int,
             f"{where}: it goes on ({results[0]!r:.80}): let CancelledError pass"
         )
     await _nothing_at_work(where, "was cancelled")
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def check_closed(table: Table, seconds: float) -> None:
+    """``close`` gives back what there is, and does nothing the second time."""
+
+    async def twice() -> None:
+        await table.environment.close()
+        await table.environment.close()
+
+    try:
+        run_within(seconds, "close() called twice", twice)
+    except Exception as error:
+        raise AssertionError(f"close() called twice raises {type(error).__name__}: {error}") from error

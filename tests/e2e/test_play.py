@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Again(Base):
         await chat(*task.messages)
         await other("dog ?")
         chat.metrics["asked"] = 2
+        chat.answer = "cat"
 
 
 @tool
@@ -89,7 +90,7 @@ CALL = ('{"name":', '"look",', '"arguments":', '{"place":', '"left"}}', "<tool_c
 
 
 @pytest.fixture
-def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """A run file with an environment of the plugin above."""
     write_plugin(tmp_path / "site", "odd", SOURCE)
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -109,7 +110,7 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
             sampling={"max_new_tokens": 20},
         )
 
-    yield write  # type: ignore[misc]
+    yield write
     installed_plugins.cache_clear()
 
 
@@ -185,7 +186,8 @@ def test_a_picture_is_a_file_to_open(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_branches_and_metrics_are_shown(odd: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert play(odd("again"), "--reply", "dog", "--reply", "cat") == 0
+    path = odd("again")
+    assert play(path, "--reply", "dog", "--reply", "cat") == 0
     said = capsys.readouterr().out
     assert "another conversation, behind reply 0" in said and "metrics: asked 2" in said and "in 2 samples" in said
 

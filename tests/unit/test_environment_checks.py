@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
@@ -14,20 +15,37 @@ from typing import Any, Literal
 import pytest
 
 from relax_core.chat import Chat
+from relax_core.errors import EngineError
 from relax_core.interfaces import ComponentConfig, Environment
-from relax_core.testing import check_environment
-from relax_core.types import Image, Message, Task, Text, message, user
+from relax_core.testing import check_environment, play
+from relax_core.types import Image, Message, PlayError, Task, Text, user
+from relax_envs.single_turn import SingleTurn
+from relax_envs.tools.use import ToolUse
 from relax_envs.toy.colour import Colour
 from relax_envs.toy.motion import Motion
 from relax_envs.toy.tone import Tone
 from relax_envs.toy.words import LastWord, NthWord
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.parametrize("cls", [NthWord, LastWord, Colour, Tone, Motion])
 def test_the_toys(cls: Any) -> None:
     check_environment(cls(cls.Config()), looked_at=40)
+
+
+def squared(number: int) -> int:
+    """The square of a number."""
+    return number**2
+
+
+def test_rows_of_a_file_asked_once_or_with_tools(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "what is {i} x {i} ?", "answer": "{i * i}"}}\n' for i in range(20)))
+    data = {"data": str(rows), "split": {"eval": 0.3}}
+    check_environment(SingleTurn(SingleTurn.Config.model_validate_json(json.dumps(data))))
+    tools = [{"id": "function", "path": f"{__file__}:squared"}]
+    calling = ToolUse(ToolUse.Config.model_validate_json(json.dumps({**data, "tools": tools})))
+    call = '<tool_call>{"name": "squared", "arguments": {"number": 7}}</tool_call>'
+    check_environment(calling, scripts=[[call * 3, call, "49"]])
 
 
 class Good(Environment):
@@ -46,6 +64,23 @@ class Good(Environment):
             if reply.text == task.answer:
                 return
             reply = await chat(f"{task.answer} {chat.random('which', i):.6f}")
+
+
+def test_a_scripted_play() -> None:
+    good = Good(Good.Config())
+    task = good.tasks("train")[0]
+    trajectory = play(good, task, ["hm", "kočka 🐈", "cat"], member=3)
+    assert [turn.reply.text for turn in trajectory.turns] == ["hm", "kočka 🐈", "cat"] and trajectory.error is None
+    assert play(good, task, ["hm", "cat"], member=2).turns[1].prompt != trajectory.turns[1].prompt
+    (sample,) = trajectory.samples
+    assert sample.sampled == sum(len(turn.reply.text.encode()) + 1 for turn in trajectory.turns)
+    with pytest.raises(EngineError, match="a reply was asked for after all 1 that there are: give more"):
+        play(good, task, ["hm"])
+    assert play(Raises(Good.Config()), task, ["x"]).error == PlayError(
+        "environments.Raises", "ValueError", "invalid literal for int() with base 10: 'x'"
+    )
+    with pytest.raises(AssertionError, match="play of task 'cat': not over after"):
+        play(Waits(Good.Config()), task, ["x"], seconds=0.2)
 
 
 def test_a_good_one() -> None:
@@ -93,18 +128,24 @@ def of_first(change: Callable[[Task], Any]) -> Change:
     return lambda tasks, split: [change(tasks[0]), *tasks[1:]]
 
 
+def changed(**fields: Any) -> Change:
+    return of_first(lambda task: replace(task, **fields))
+
+
+Unchecked: Any = Message
+UncheckedText: Any = Text
 TASKS: dict[str, tuple[Change, str]] = {
     "no sequence": (lambda tasks, split: iter(tasks), "give a sequence"),
     "empty": (lambda tasks, split: [], "is empty"),
     "no task": (of_first(lambda task: task.id), "is a str, not a Task"),
     "no id": (of_first(lambda task: replace(task, id="")), "its id is ''"),
-    "a list of messages": (of_first(lambda task: replace(task, messages=list(task.messages))), "give a tuple"),
+    "a list of messages": (changed(messages=[user("say")]), "give a tuple"),
     "no messages": (of_first(lambda task: replace(task, messages=())), "at least one Message"),
-    "text for a message": (of_first(lambda task: replace(task, messages=("say",))), "is a str, not a Message"),
-    "an odd role": (of_first(lambda task: replace(task, messages=(Message("robot", ()),))), "role 'robot'"),  # type: ignore[arg-type]
-    "an odd part": (of_first(lambda task: replace(task, messages=(Message("user", ("hi",)),))), "is no part"),  # type: ignore[arg-type]
+    "text for a message": (changed(messages=("say",)), "is a str, not a Message"),
+    "an odd role": (changed(messages=(Unchecked("robot", ()),)), "role 'robot'"),
+    "an odd part": (changed(messages=(Unchecked("user", ("hi",)),)), "is no part"),
     "a number for a text": (
-        of_first(lambda task: replace(task, messages=(Message("user", (Text(3),)),))),  # type: ignore[arg-type]
+        changed(messages=(Unchecked("user", (UncheckedText(3),)),)),
         "the text of a user message is a int",
     ),
     "another order": (shuffled, "fixed order"),
@@ -159,7 +200,7 @@ class Blocks(Good):
 
 class Garbage(Good):
     async def play(self, task: Task, chat: Chat) -> None:
-        await chat(message("user", 3))  # type: ignore[arg-type]
+        await chat(Unchecked("user", (3,)))
 
 
 class SharedState(Good):
@@ -209,7 +250,17 @@ class Stubborn(Good):
             return
 
 
+class ClosesOnce(Good):
+    closed = False
+
+    async def close(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed already")
+        self.closed = True
+
+
 PLAYS: dict[type[Good], str] = {
+    ClosesOnce: "close() called twice raises RuntimeError: closed already",
     Raises: "fails by ValueError: invalid literal for int()",
     Silent: "before the policy said anything",
     Waits: "it waits for something that never comes",
@@ -227,5 +278,5 @@ PLAYS: dict[type[Good], str] = {
 @pytest.mark.parametrize("cls", PLAYS, ids=lambda cls: cls.__name__)
 def test_faults_of_plays(cls: type[Good]) -> None:
     with pytest.raises(AssertionError) as caught:
-        check_environment(cls(cls.Config()), seconds=0.5)
+        check_environment(cls(cls.Config()), seconds=0.5 if cls in (Waits, Blocks) else 20.0)
     assert PLAYS[cls] in str(caught.value) and "\n" not in str(caught.value), caught.value

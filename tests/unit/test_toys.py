@@ -179,6 +179,6 @@ for components in (relax_environments(), relax_rewards(), relax_modalities()):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    environments = "single_turn tool_use gymnasium reasoning-gym nth-word last-word colour tone motion"
+    environments = "single_turn agent tool_use gymnasium reasoning-gym nth-word last-word colour tone motion"
     rewards = "exact number choice math gsm8k f1 iou code format length repetition metric remote function"
     assert done.stdout.split() == f"{environments} {rewards} image audio video".split()

@@ -91,7 +91,8 @@ class FunctionTool(Tool):
     async def __call__(self, arguments: Mapping[str, Any]) -> Output:
         call = partial(self.function, **arguments)
         found = await call() if self._async else await in_thread(call, f"tool {self.name}")
-        return _as_output(await found if inspect.isawaitable(found) else found)
+        output: Output = _as_output(await found if inspect.isawaitable(found) else found)
+        return output
 
 
 @overload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from relax_core.errors import RelaxError
@@ -20,6 +20,7 @@ from relax_plugin_genrm.template import Template
 from relax_plugin_genrm.votes import Pair, pairs, scores, together
 
 if TYPE_CHECKING:
+    from relax_core.config.schema import RunConfig
     from relax_core.setup import RewardSetup
 
 T = TypeVar("T")
@@ -42,6 +43,11 @@ class GenRM(Reward):
     def asks_policy(cls, config: GenRMConfig) -> bool:
         return config.placement == "shared"
 
+    @classmethod
+    def check(cls, config: GenRMConfig, run: RunConfig) -> Iterator[str]:
+        if config.mode == "pairwise" and run.group_size < 2:
+            yield "mode: found pairwise, but group_size is 1 and nothing to compare with: raise it, or take rubric"
+
     def __init__(self, config: GenRMConfig) -> None:
         super().__init__(config)
         self.by_group = config.mode == "pairwise" or config.placement != "external"
@@ -56,7 +62,7 @@ class GenRM(Reward):
         self.label = setup.label
         if self._server is not None:
             self._server.begin(setup)
-        else:
+        elif self.config.placement == "own" or setup.policy is not None:
             self._set_judge(await EngineJudge.begin(self.config, setup))
 
     def _set_judge(self, judge: Judge | None) -> None:
@@ -163,7 +169,7 @@ class GenRM(Reward):
     def _votes(self) -> Votes:
         if self._judge is None:
             where = self.config.placement
-            raise RelaxError(f"placement {where} asks an engine, which only a run has: train or evaluate one")
+            raise RelaxError(f"placement {where} asks the engine of a run, and there is none: train or evaluate one")
         return Votes(self._judge, self.config, self._cache, self._read)
 
     def _read(self, text: str, stop: Stop) -> Reading:
