@@ -21,7 +21,7 @@ RATE, FRAMES = 8.0, 4
 """Frames per second, and of a part."""
 SPANS = tuple((i * FRAMES / RATE, (i + 1) * FRAMES / RATE) for i in range(2))
 """The parts. In one of them there is a square."""
-SPEEDS = (0.25, 0.5)
+SPEEDS = (0.25, 0.5, 1.0)
 
 WORDS = (
     *PROMPT.split(),
