@@ -71,8 +71,8 @@ class RewardSetup:
     and name in the run file.
 
     ``policy``: asks the run's own engine, which serves the policy's newest weights; None for a reward that does not say
-    that it asks it (``Reward.asks_policy``). ``apart``: whether an engine of the reward's own belongs in a process of
-    its own. ``note`` is told what happens to that.
+    that it asks it (``Reward.asks_policy``), and where there is no engine: in a play by hand. ``apart``: whether an
+    engine of the reward's own belongs in a process of its own. ``note`` is told what happens to that.
     """
 
     run: Run

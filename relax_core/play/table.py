@@ -54,7 +54,7 @@ async def laid(run: Run, label: str, folder: Path | None, replies: Sequence[str]
         speak()  # what cannot be said is refused before anything is played
     environments, graders = build_environments(run), _graders(run, show)
     try:
-        await graders.begin(run, None)
+        await graders.begin(run, policy=None)  # the policy is who types, or nobody
         engine = functools.partial(_speaking, speak, adapter)
         yield Table(run, engine, adapter, environments[label], label, graders, files, show)
     finally:

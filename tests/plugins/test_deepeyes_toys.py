@@ -153,7 +153,7 @@ def _source(whole: Decoded) -> Any:
 @each_toy
 def test_wrong_calls_are_told_to_the_model_and_never_run(cls: type[LookToy], module: Any) -> None:
     calls = [word for word in module.WORDS if word.startswith("<tool_call>")]
-    assert len(calls) == 7
+    assert (len(calls) - 3) % len(cls.places) == 0
     for word in calls[-3:]:
         chat, [[said]] = played(cls, module, word, answer_word(cls.answers[0]))
         assert isinstance(said, Text) and said.text[-1] in ".?" and "\n" not in said.text

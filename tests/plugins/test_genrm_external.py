@@ -17,10 +17,12 @@ from pydantic import ValidationError
 from relax_core.config.resolve import resolve
 from relax_core.config.schema import RewardSection
 from relax_core.config.validation import validate
-from relax_core.errors import ConfigError, RelaxError
+from relax_core.errors import ConfigError
 from relax_core.interfaces import Reward
+from relax_core.run import Run
 from relax_core.scoring import Scorer
 from relax_core.testing.chat_server import ChatServer, completion
+from relax_core.testing.reward_checks import check_reward
 from relax_core.testing.reward_plays import group_of, played
 from relax_core.testing.runs import TEXT_RUN
 from relax_core.types import Audio, Decoded, Group, Image, Stop, Task, Trajectory, Turn, Video, message, user
@@ -296,6 +298,14 @@ def test_a_missing_file_fails_its_judgement(server: ChatServer) -> None:
     assert found == [None] and "nowhere.png" in scorer.last_failure["genrm"]
 
 
+# --- what every reward must do ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"votes": 2, "temperature": 1.0, "show": "conversation"}, {"cache": 0}])
+def test_it_keeps_the_promises_of_rewards(server: ChatServer, settings: dict[str, Any]) -> None:
+    check_reward(judge(server, **settings), [(played("four", answer="4"), 0.7)])
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +334,14 @@ def test_settings_that_do_not_fit_the_run() -> None:
 
 
 def test_an_engine_is_there_only_in_a_run() -> None:
-    reward = GenRM(GenRM.Config(placement="shared"))
-    with pytest.raises(RelaxError, match="placement shared asks an engine, which only a run has"):
-        asyncio.run(reward(played("x")))
+    config, stack = resolve(TEXT_RUN | {"plugins": ["genrm"], "rewards": [{"id": "genrm", "placement": "shared"}]})
+    run = Run(config, Path("nowhere"), stack)
+
+    async def score() -> Scorer:
+        scorer = Scorer.of(run, lambda line: None)
+        await scorer.begin(run, policy=None)
+        await scorer.score(group_of([played("x")]))
+        return scorer
+
+    said = asyncio.run(score()).last_failure["genrm"]
+    assert "placement shared asks the engine of a run, and there is none: train or evaluate one" in said

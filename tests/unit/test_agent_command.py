@@ -77,7 +77,7 @@ class Bench:
     def environment(self, code: str, **settings: Any) -> Agent:
         script = self.folder / "agent.py"
         script.write_text(ASK + textwrap.dedent(code))
-        settings = {"command": ("{python}", str(script)), "deadline": 120.0} | settings
+        settings = dict[str, Any](command=("{python}", str(script)), deadline=120.0) | settings
         return Agent(Agent.Config(data=self.folder / "data.jsonl", **settings))
 
     def play(self, code: str, limits: PlayLimits | None = None, **settings: Any) -> Chat:

@@ -180,7 +180,7 @@ def test_a_stream_begins_at_once_and_stays_alive(folder: Path) -> None:
     table = Table(folder, lambda prompt: slowly(said))
 
     async def agent(session: Session) -> None:
-        lines = []
+        lines: list[str] = []
         async with (
             httpx.AsyncClient(headers={"Authorization": f"Bearer {session.key}"}) as c,
             c.stream("POST", f"{session.base_url}/chat/completions", json=asks(says("what"), stream=True)) as response,
@@ -558,7 +558,7 @@ def test_64_sessions_at_once_have_exact_tokens(folder: Path) -> None:
     async def agent(session: Session) -> None:
         at = next(i for i, chat in enumerate(chats) if chat is session.chat)
         messages: list[Any] = [{"role": "system", "content": f"hello {at}"}]
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {session.key}"}, timeout=60) as c:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {session.key}"}, timeout=150) as c:
             for turn in range(3):
                 messages.append(says(("sunny", "Paris", "weather", "get")[(at + turn) % 4]))
                 found = await c.post(f"{session.base_url}/chat/completions", json=asks(*messages))

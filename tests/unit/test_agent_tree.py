@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_core.types import Message, ToolCall, message, user
-from relax_envs.agent.tree import Tree, reply_message, same
+from relax_envs.agent.tree import Node, Tree, reply_message, same
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -91,9 +91,9 @@ def test_what_is_found_is_what_was_said(turns: list[tuple[str, str]], words: lis
     assert len(node.where) == max(n for n in range(len(said) + 1) if tuple(said[:n]) in known)
 
 
-def _nodes(tree: Tree[tuple[Message, ...]]) -> list[object]:
-    found, new = [], list(tree.root.after)
+def _nodes(tree: Tree[tuple[Message, ...]]) -> list[Node[tuple[Message, ...]]]:
+    found, new = list[Node[tuple[Message, ...]]](), list(tree.root.after)
     while new:
         found += new
         new = [child for node in new for child in node.after]
-    return found  # type: ignore[return-value]
+    return found

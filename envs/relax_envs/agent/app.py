@@ -89,7 +89,8 @@ async def _while_there(request: Request, future: Future[Answered]) -> Answered:
     """The reply; what nobody waits for any more is given up."""
     reply, gone = asyncio.wrap_future(future), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {reply, gone}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():
             raise ClientDisconnect
         return reply.result()

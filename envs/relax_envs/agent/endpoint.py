@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 _WAITING = 1024
 """Connections that may wait to be accepted."""
+_IDLE_S = 3600
+"""After which a connection that nobody uses is closed. Long: a client that uses it again just then loses a request."""
 _END_S = 10.0
 
 
@@ -39,8 +41,8 @@ class Endpoint:
 
     async def open(self, chat: Chat, rules: Rules) -> Session:
         """A session for a play; close it when the play ends."""
-        url = self._url or await asyncio.to_thread(self._start)
-        session = Session(chat, rules, url)
+        url = self._url
+        session = Session(chat, rules, url if url is not None else await asyncio.to_thread(self._start))
         self.sessions[session.key] = session
         return session
 
@@ -67,6 +69,7 @@ class Endpoint:
                     log_config=None,
                     access_log=False,
                     backlog=_WAITING,
+                    timeout_keep_alive=_IDLE_S,
                     timeout_graceful_shutdown=1,
                 )
                 self._server = server = uvicorn.Server(config)

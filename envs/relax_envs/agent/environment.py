@@ -60,7 +60,8 @@ class AgentEnvironment(Environment):
         session = await self._endpoint.open(chat, rules)
         agent = asyncio.create_task(self.run_agent(task, session))
         try:
-            await asyncio.wait({agent, session.over}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {agent, session.over}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if session.over.done():
                 await asyncio.wait({agent}, timeout=_FAREWELL_S)
         finally:

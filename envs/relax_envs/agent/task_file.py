@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import mimetypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class _Writer:
         content = self._content(said) if said else None
         return [{"role": m.role, "content": content} | ({"tool_calls": calls} if calls else {})]
 
-    def _content(self, parts: tuple[Part, ...] | list[Part]) -> str | list[dict[str, Any]]:
+    def _content(self, parts: Sequence[Part]) -> str | list[dict[str, Any]]:
         if all(isinstance(part, Text) for part in parts):
             return "".join(part.text for part in parts if isinstance(part, Text))
         return [self._part(part) for part in parts]

@@ -62,7 +62,7 @@ class GenRM(Reward):
         self.label = setup.label
         if self._server is not None:
             self._server.begin(setup)
-        else:
+        elif self.config.placement == "own" or setup.policy is not None:
             self._set_judge(await EngineJudge.begin(self.config, setup))
 
     def _set_judge(self, judge: Judge | None) -> None:
@@ -169,7 +169,7 @@ class GenRM(Reward):
     def _votes(self) -> Votes:
         if self._judge is None:
             where = self.config.placement
-            raise RelaxError(f"placement {where} asks an engine, which only a run has: train or evaluate one")
+            raise RelaxError(f"placement {where} asks the engine of a run, and there is none: train or evaluate one")
         return Votes(self._judge, self.config, self._cache, self._read)
 
     def _read(self, text: str, stop: Stop) -> Reading:

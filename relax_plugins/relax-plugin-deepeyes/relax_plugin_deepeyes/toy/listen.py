@@ -22,9 +22,9 @@ PART, START = 0.32, 0.08
 """Seconds of a part, and of its beginning."""
 SPANS = tuple((i * PART, (i + 1) * PART) for i in range(2))
 """The parts. In one of them there is a knock and, behind it, the tone."""
-GAINS_DB = (10, 20)
+GAINS_DB = (10, 20, 30)
 
-_KNOCK, _SOFT, _HISS = 0.3, 0.01, 0.001
+_KNOCK, _SOFT, _HISS = 0.3, 0.01, 1e-5
 """How loud; 1 is full scale."""
 
 WORDS = (
