@@ -84,9 +84,9 @@ def _taken(names: Names, kinds: Sequence[Kind]) -> Iterator[str]:
     if importlib.util.find_spec(names.package) is not None:
         yield f"NAME: a package {names.package} can be imported already: choose another name"
     ids = {f"{names.name}-{kind.id}" for kind in kinds}
-    for entry in catalog():
-        if entry.id in ids:
-            yield f"NAME: {entry.distribution} has a component {entry.id!r} already: choose another name"
+    for component in catalog():
+        if component.id in ids:
+            yield f"NAME: {component.distribution} has a component {component.id!r} already: choose another name"
 
 
 def _occupied(folder: Path) -> Iterator[str]:
