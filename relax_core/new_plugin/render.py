@@ -78,15 +78,15 @@ def _taken(names: Names, kinds: Sequence[Kind]) -> Iterator[str]:
     from relax_core.catalog import catalog
     from relax_core.plugins import distribution, installed_plugins
 
-    for entry in installed_plugins():
-        if entry.name == names.name:
-            yield f"NAME: a plugin {names.name!r} is installed already ({distribution(entry)}): choose another name"
+    for point in installed_plugins():
+        if point.name == names.name:
+            yield f"NAME: a plugin {names.name!r} is installed already ({distribution(point)}): choose another name"
     if importlib.util.find_spec(names.package) is not None:
         yield f"NAME: a package {names.package} can be imported already: choose another name"
     ids = {f"{names.name}-{kind.id}" for kind in kinds}
-    for entry in catalog():
-        if entry.id in ids:
-            yield f"NAME: {entry.distribution} has a component {entry.id!r} already: choose another name"
+    for component in catalog():
+        if component.id in ids:
+            yield f"NAME: {component.distribution} has a component {component.id!r} already: choose another name"
 
 
 def _occupied(folder: Path) -> Iterator[str]:

@@ -106,7 +106,7 @@ def chosen_task(tasks: Sequence[Task], wanted: str) -> Task:
         if int(wanted) < len(tasks):
             return tasks[int(wanted)]
         raise ConfigError(f"--task: found {wanted}; the split has {len(tasks)} tasks, counted from 0")
-    seen = []
+    seen: list[str] = []
     for task in tasks:
         if task.id == wanted:
             return task

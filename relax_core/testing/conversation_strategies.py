@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from relax_core.interfaces import ModelAdapter
 from relax_core.testing.conversations import Drawn, Told
-from relax_core.types import Message, Part, Stop, Text, ToolResult, ToolSpec, system, user
+from relax_core.types import MediaPart, Message, Part, Stop, Text, ToolResult, ToolSpec, system, user
 
 SECRET = "\ue042"
 """In every reply, and in nothing else that is said."""
@@ -129,7 +129,9 @@ def said(
     """The user's text, results of one or several calls, both, or a further word of the system."""
     content = contents(words, media)
     asked = content.map(lambda parts: user(*parts))
-    results = st.lists(content.map(lambda parts: ToolResult(parts, "1")), min_size=1, max_size=3)
+    results = st.lists(
+        content.map(lambda parts: ToolResult(cast("tuple[Text | MediaPart, ...]", parts), "1")), min_size=1, max_size=3
+    )
     found = results.map(lambda r: Message("tool", tuple(r)))
     return st.one_of(
         asked.map(lambda m: (m,)),

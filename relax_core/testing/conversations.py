@@ -199,7 +199,8 @@ class Told:
 
     def _text(self, ids: Sequence[int]) -> str:
         """Some tokenizers compose letters with their accents, which a policy may write apart."""
-        return unicodedata.normalize("NFC", self.own.tokenizer.decode(list(ids), skip_special_tokens=False))
+        text = self.own.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return unicodedata.normalize("NFC", str(text))
 
     def _check_extended(self, past: Encoded, whole: Encoded, texts: list[str]) -> None:
         """The prompt goes on behind the past as the whole conversation does behind the last reply."""

@@ -45,4 +45,4 @@ def released(name: str, into: Path) -> Path:
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> int:
     """One more than the largest id."""
-    return 1 + max(*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"]))
+    return 1 + max(map(int, [*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])]))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from relax_core.media import MediaStore
-from relax_core.models.config import TextConfig
+from relax_core.models.config import Option, TextConfig
 from relax_core.models.text import TextAdapter
 from relax_core.testing import dialogues
 from relax_core.testing.conversation_strategies import Talk, profile, talks
@@ -41,7 +41,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
     def made(name: str) -> TextAdapter:
         name, _, option = name.partition(", ")
         if name in RELEASED:
-            options = {"enable_thinking": False} if option else {}
+            options: dict[str, Option] = {"enable_thinking": False} if option else {}
             config = TextConfig(path=released(name, folder), template_options=options)
             return TextAdapter(config, MediaStore({}, 0))
         template = folder / f"{name}.jinja"

@@ -39,7 +39,7 @@ def written(folder: Path, source: str) -> OmniAdapter:
     """An adapter of a folder: the tokenizer of ``dialogues``, with media, and a chat template."""
     if not folder.exists():
         dialogues.model_folder(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
         tokenizer.save_pretrained(folder)
         thinker = tiny_config(TinyOmni(words=("user",)), tokenizer)

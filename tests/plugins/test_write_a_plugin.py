@@ -78,7 +78,7 @@ def test_the_tree_shows_every_file() -> None:
             folder = name
         else:
             shown.append((folder if line.startswith("    ") else "") + name)
-    written = {name for language, text in BLOCKS if (name := file_of(language, text))}
+    written = {file for language, text in BLOCKS if (file := file_of(language, text))}
     rendered = render(names_of("odd"), chosen_kinds(["environment", "reward"]))
     assert sorted(shown) == sorted(written | set(rendered))
 

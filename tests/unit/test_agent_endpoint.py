@@ -558,17 +558,19 @@ def test_64_sessions_at_once_have_exact_tokens(folder: Path) -> None:
     async def agent(session: Session) -> None:
         at = next(i for i, chat in enumerate(chats) if chat is session.chat)
         messages: list[Any] = [{"role": "system", "content": f"hello {at}"}]
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {session.key}"}, timeout=150) as c:
-            for turn in range(3):
-                messages.append(says(("sunny", "Paris", "weather", "get")[(at + turn) % 4]))
-                found = await c.post(f"{session.base_url}/chat/completions", json=asks(*messages))
-                messages.append(found.json()["choices"][0]["message"])
+        c = client(session, http_client=shared, max_retries=0)
+        for turn in range(3):
+            messages.append(says(("sunny", "Paris", "weather", "get")[(at + turn) % 4]))
+            found = await c.chat.completions.create(**asks(*messages))
+            messages.append({"role": "assistant", "content": found.choices[0].message.content})
 
     async def plays() -> None:
         environment = Here(agent)
-        await asyncio.gather(*(environment.play(Task("t", ()), chat) for chat in chats))
+        async with shared:
+            await asyncio.gather(*(environment.play(Task("t", ()), chat) for chat in chats))
         await environment.close()
 
+    shared = httpx.AsyncClient(timeout=150, limits=httpx.Limits(max_connections=64))  # making one takes long
     asyncio.run(asyncio.wait_for(plays(), 150))
     assert everybody.is_set()
     for i, chat in enumerate(chats):

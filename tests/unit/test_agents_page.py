@@ -73,3 +73,13 @@ def test_every_field_of_a_request_is_named() -> None:
     named = set(re.findall(r"`(\w+)`", table))
     assert named >= set(requests.Rules(Sampling()).neutral) | requests._READ | (requests._NO_MATTER - {"timeout"})
     assert {"n", "stop", "logprobs", "response_format"} <= named & set(requests._ONLY)
+
+
+def test_the_example_program_plays(tmp_path: Path) -> None:
+    agents = ROOT / "configs" / "agents"
+    chat, talker = chat_of(tmp_path, lambda prompt: "hello")
+    command = (sys.executable, "-S", str(agents / "ask.py"))
+    environment = Agent(Agent.Config(data=agents / "words.jsonl", command=command))
+    play(environment, environment.tasks("train")[0], chat)
+    ((prompt, _),) = talker.given()
+    assert chat.answer == "hello" and chat.metrics == {"prompt_tokens": float(len(prompt))}

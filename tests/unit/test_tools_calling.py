@@ -66,7 +66,7 @@ def test_calls_run_side_by_side_and_results_keep_their_order() -> None:
 
 
 def test_a_call_that_cannot_be_run_is_answered_and_the_others_are_run() -> None:
-    calls = [
+    calls: list[ToolCall | CallError] = [
         CallError("Tool call 1 was not run: it is not an object."),
         ToolCall("echo", {"text": "北京 👍"}, "b"),
         ToolCall("ecko", {"text": "x"}, "c"),

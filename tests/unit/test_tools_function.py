@@ -34,7 +34,7 @@ class Box(BaseModel):
 
 
 def call(made: Tool, **arguments: Any) -> Any:
-    return asyncio.run(made(made.read(arguments)))  # type: ignore[arg-type]
+    return asyncio.run(made(made.read(arguments)))
 
 
 def refused(made: Tool, **arguments: Any) -> str:
