@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 50
 OTHER_ERRORS = "other errors"
-LEAST_WINDOW = 20
+LEAST_GROUPS = 20
+"""In the window in which failures are counted: a task may fail as a whole, and few tasks say little."""
 
 
 class PlayCounts:
@@ -29,7 +30,7 @@ class PlayCounts:
         self.errors: Counter[str] = Counter()
         """Plays that failed since this start, by what was wrong."""
         self.most = config.max_failed_fraction
-        window = max(LEAST_WINDOW, 2 * config.groups_per_step * config.group_size)
+        window = max(LEAST_GROUPS, 2 * config.groups_per_step) * config.group_size
         self._newest: deque[str | None] = deque(maxlen=window)
         self._note = note
 

@@ -178,8 +178,8 @@ class RunConfig(Section):
     max_replays: Annotated[int, Field(ge=0)] = 3
     """How often an evicted group is played again before its task is dropped."""
     max_failed_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the newest plays (those of two steps, at least 20) that may fail; more end the run. A play fails when it
-    raises, takes too long, or says what the model cannot read; it is counted, and not trained."""
+    """Share of the newest plays (of two steps, and of 20 groups at least) that may fail; more end the run. A play fails
+    when it raises, takes too long, or says what the model cannot read; it is counted, and not trained."""
     interrupt: Interrupt = "continue"
     """What happens to running requests when new weights arrive."""
     updates_per_step: PositiveInt = 1

@@ -38,19 +38,22 @@ class RemoteEngine(Engine):
         self._entered: Counter[Pool] = Counter()
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._serial = READY
+        self._begun = False
+        """Whether the engine listens: before that, who is at work is only remembered."""
         self._dead: str | None = "it was not started"
         self._gone = asyncio.Event()
 
     # --- the channel -------------------------------------------------------------------------------------------------
 
     def _open(self, send: Send) -> None:
-        self._outbox, self._dead, self._gone = Outbox(send), None, asyncio.Event()
+        self._outbox, self._begun, self._dead, self._gone = Outbox(send), False, None, asyncio.Event()
         self._sent.forget()
 
     async def _begin(self) -> None:
         """Wait until the engine listens, and say who is at work: a restarted one waits for the same parties."""
         self.exact_versions = await self._expect(READY)
         assert self._outbox is not None
+        self._begun = True
         for pool in self._entered.elements():
             self._outbox.put("enter", pool)
 
@@ -67,7 +70,7 @@ class RemoteEngine(Engine):
     def _die(self, reason: str) -> None:
         """Nothing comes back any more: whoever waits gets an EngineError."""
         self._dead = self._dead or reason
-        self._outbox = None
+        self._outbox, self._begun = None, False
         self._gone.set()
         for future in self._futures.values():
             if not future.done():
@@ -81,6 +84,8 @@ class RemoteEngine(Engine):
     def _next(self) -> int:
         if self._dead is not None:
             raise EngineError(f"{self.where}: it cannot serve: {self._dead}; start it again")
+        if not self._begun:
+            raise EngineError(f"{self.where}: it cannot serve: it is being started; wait until start has returned")
         self._serial += 1
         return self._serial
 
@@ -122,11 +127,13 @@ class RemoteEngine(Engine):
 
     def enter(self, pool: Pool) -> None:
         self._entered[pool] += 1
-        self._say([("enter", pool)])
+        if self._begun:
+            self._say([("enter", pool)])
 
     def leave(self, pool: Pool) -> None:
         self._entered[pool] -= 1
-        self._say([("leave", pool)])
+        if self._begun:
+            self._say([("leave", pool)])
 
     async def settled(self) -> None:
         serial = self._next()

@@ -140,7 +140,8 @@ def test_one_reward_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: py
 
 def test_plays_that_fail_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run_file(tmp_path, plugins=["columns"], environments=[{"id": "unlucky"}], evaluation=[])
-    directory = train(path, installed=plugin(tmp_path, monkeypatch, stage=True))
+    installed = plugin(tmp_path, monkeypatch, stage=True)
+    directory = train(path, ["max_failed_fraction=0.9"], installed=installed)
     failed = sum(line["plays/errors"] for line in metrics(directory))
     assert summary(directory)["failed_plays"] == failed
     assert 10 < failed < 60 and summary(directory)["groups"]["trained"] == 24
