@@ -39,6 +39,9 @@ class Answer:
     version: int | None = None
 
 
+_AGAIN_S = 0.05
+"""Between two looks whether an engine serves."""
+
 Asked = tuple[Question, Encoded | RelaxError]
 """A question with its tokens, or why it has none."""
 
@@ -57,8 +60,13 @@ class Asker:
         self._one_call = asyncio.Lock()
 
     async def version(self) -> int:
-        """The number of the weights that would answer now. Raises EngineError when the engine is dead."""
-        return int((await self.engine.health())["version"])
+        """The number of the weights that would answer now. Raises EngineError when the engine is dead.
+
+        Where all engines are being started again, it is that of the first one that serves.
+        """
+        while (version := (await self.engine.health()).get("version")) is None:
+            await asyncio.sleep(_AGAIN_S)
+        return int(version)
 
     async def ask(
         self, questions: Sequence[Question], *, at_once: int, deadline: float

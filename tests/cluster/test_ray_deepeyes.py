@@ -18,6 +18,7 @@ SHORT: dict[str, Any] = {"steps": 60, "checkpoint": {"every": 60}, "trajectories
 """By then the policy has come from saying anything to answers and calls, but not yet to right ones."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_zoom_run_learns_under_ray(cluster: str, tmp_path: Path) -> None:
     raw = read(ZOOM) | {"plugins": ["omni", "deepeyes", "ray"], "runtime": {"id": "ray"}, "runs": str(tmp_path)} | SHORT

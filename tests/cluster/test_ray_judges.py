@@ -34,6 +34,7 @@ def file(folder: Path, judge: dict[str, Any], **changes: Any) -> Path:
     return run_file(folder, **settings | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("judge", [SHARED, OWN], ids=["shared", "own"])
 def test_graders_judge_as_one_process_does(cluster: str, tmp_path: Path, judge: dict[str, Any]) -> None:

@@ -43,6 +43,19 @@ def test_what_is_asked_alone_decides_the_answer() -> None:
     serving(main)
 
 
+def test_the_version_is_waited_for_while_engines_are_started_again() -> None:
+    async def main(e: TorchEngine) -> None:
+        answers: list[dict[str, float]] = [{"serving": 0.0}, {"serving": 0.0}, {"version": 7.0}]
+
+        async def health() -> dict[str, float]:
+            return answers.pop(0)
+
+        e.health = health  # type: ignore[method-assign]
+        assert await asker(e).version() == 7 and not answers
+
+    serving(main)
+
+
 def test_the_questions_of_one_call_are_one_batch() -> None:
     """Of a deterministic engine, while its plays wait for somebody who is still at work."""
 
