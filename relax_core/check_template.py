@@ -115,8 +115,8 @@ def _opens_reasoning(adapter: ModelAdapter, task: Task) -> bool:
 def outcome(adapter: ModelAdapter, task: Task, kind: Kind) -> Outcome:
     """What the template does with a turn of this kind, behind the task's own messages."""
     prompt = adapter.encode(task.messages)
-    end = min(adapter.stop_ids)
-    past = Encoded([*prompt.ids, end], prompt.media, advanced(prompt.positions, 1))
+    end = sorted(adapter.stop_ids)[:1]  # a model may have none, and end at its limit alone
+    past = Encoded([*prompt.ids, *end], prompt.media, advanced(prompt.positions, len(end)))
     try:
         result = adapter.extend([*task.messages, Message("assistant", (Text(kind.reply),))], past, kind.new)
     except DataError as error:

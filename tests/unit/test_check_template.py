@@ -106,3 +106,11 @@ def test_released_templates(tmp_path: Path, name: str, wanted: Mapping[str, list
             what
         ]
         assert why.startswith(reason)
+
+
+def test_a_model_that_never_ends_a_reply_is_looked_at_too(folder: Path) -> None:
+    file = folder / "endless.jinja"
+    file.write_text(dialogues.CHATML)
+    adapter = TextAdapter(TextConfig(path=folder, chat_template=file), MediaStore({}, 0))
+    adapter.stop_ids = frozenset()
+    assert any("same sample" in line for line in template_lines(adapter, TASK))
