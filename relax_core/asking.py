@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from relax_core.chat import Chat, Seat
 from relax_core.config.schema import PlayLimits
 from relax_core.errors import RelaxError
+from relax_core.threads import in_thread
 from relax_core.types import Encoded, Message, Sampling, Stop
 
 if TYPE_CHECKING:
@@ -91,12 +92,7 @@ class Asker:
         """With its media retained, or why it cannot be; media are decoded in a thread."""
         if not any(m.media() for m in messages):
             return self._encode(messages)
-        work = asyncio.ensure_future(asyncio.to_thread(self._encode, messages))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            work.add_done_callback(lambda done: self._release(done.result()))
-            raise
+        return await in_thread(lambda: self._encode(messages), undo=self._release)
 
     def _encode(self, messages: tuple[Message, ...]) -> Encoded | RelaxError:
         try:

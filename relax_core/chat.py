@@ -19,6 +19,7 @@ from relax_core.errors import TooManyTokens
 from relax_core.interfaces import Request, Rewritten
 from relax_core.keys import stream, uniform
 from relax_core.models.tool_calls import without_calls
+from relax_core.threads import in_thread
 from relax_core.types import (
     CallError,
     Decoded,
@@ -250,16 +251,9 @@ class Chat:
         before it is played."""
         if sample is None or not any(m.media() for m in new):
             return self._encode_now(sample, new)
-        work = asyncio.ensure_future(asyncio.to_thread(self._encode_now, sample, new))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            work.add_done_callback(self._give_up)
-            raise
-
-    def _give_up(self, work: asyncio.Future[Coming]) -> None:
-        if not work.cancelled() and work.exception() is None:
-            self._adapter.media.release(work.result().keys)
+        return await in_thread(
+            lambda: self._encode_now(sample, new), undo=lambda coming: self._adapter.media.release(coming.keys)
+        )
 
     def _encode_now(self, sample: Sample | None, new: list[Message]) -> Coming:
         """What comes behind ``sample``, or the whole conversation for a new one. Its media are retained."""

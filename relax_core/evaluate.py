@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from relax_core.bad_rows import BadRows
 from relax_core.chat import Seat
+from relax_core.content_hash import content_hash
 from relax_core.errors import ConfigError, DataError
 from relax_core.play_counts import noted_means
 from relax_core.players import Memo, sampling_of
 from relax_core.prompts import TooLong
 from relax_core.tasks import located
-from relax_core.types import Group, Sampling, Task, Trajectory, content_hash
+from relax_core.types import Group, Sampling, Task, Trajectory
 
 if TYPE_CHECKING:
     from relax_core.config.schema import EvaluationSection, RunConfig

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from relax_core.bad_rows import BadRows
+from relax_core.content_hash import content_hash
 from relax_core.errors import ConfigError, DataError
 from relax_core.prompts import TooLong
 from relax_core.tasks import located
-from relax_core.types import content_hash
 
 if TYPE_CHECKING:
     from relax_core.config.schema import DataSection

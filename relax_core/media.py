@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from relax_core.errors import DataError, RelaxError
+from relax_core.media_files import file_of
 from relax_core.types import MEDIA_KINDS, Decoded, MediaKind, MediaPart
 
 if TYPE_CHECKING:
@@ -31,26 +31,6 @@ Features = dict[str, "NDArray[Any]"]
 
 _Key = tuple[str, str]
 """("decoded", identity of the source) or ("features", key)."""
-
-
-_BEGINNINGS = (
-    (rb"\x89PNG", ".png"),
-    (rb"\xff\xd8\xff", ".jpg"),
-    (rb"GIF8", ".gif"),
-    (rb"RIFF....WEBP", ".webp"),
-    (rb"RIFF....WAVE", ".wav"),
-    (rb"RIFF....AVI ", ".avi"),
-    (rb"fLaC", ".flac"),
-    (rb"OggS", ".ogg"),
-    (rb"ID3|\xff[\xe0-\xff]", ".mp3"),
-    (rb"....ftyp", ".mp4"),
-    (rb"\x1aE\xdf\xa3", ".webm"),
-)
-"""How files of the usual formats begin."""
-
-
-def _suffix(content: bytes) -> str:
-    return next((suffix for begin, suffix in _BEGINNINGS if re.match(begin, content, re.DOTALL)), ".bin")
 
 
 def describe(source: Path | bytes) -> str:
@@ -107,21 +87,8 @@ class MediaStore:
         return cast(Decoded, self._once(key, lambda: _decode(self.modalities[kind], source)))
 
     def dump(self, part: MediaPart) -> tuple[str, bytes]:
-        """File suffix and bytes of a medium: those that it came from, or what its modality writes of decoded content.
-
-        Raises DataError for a file that is missing, and for a kind that no active modality writes.
-        """
-        kind, source = MEDIA_KINDS[type(part)], part.source
-        if isinstance(source, Path):
-            try:
-                return source.suffix, source.read_bytes()
-            except OSError as error:
-                raise DataError(f"{kind} {source}: {error.strerror}") from error
-        if isinstance(source, bytes):
-            return _suffix(source), source
-        if kind not in self.modalities:
-            raise DataError(f"{kind}: no modality writes {kind}; add a plugin")
-        return self.modalities[kind].dump(source)
+        """See ``file_of``."""
+        return file_of(part, self.modalities)
 
     def features(self, key: str, make: Callable[[], Features]) -> str:
         """Store what ``make`` returns under ``key``, unless it is there already. Returns ``key``.

@@ -73,8 +73,14 @@ class Player(Players):
     """Plays in this process; what goes wrong in a play becomes data of its trajectory."""
 
     def __init__(
-        self, run: Run, engine: Engine, adapter: ModelAdapter, environments: Mapping[str, Environment], bus: Bus
+        self,
+        run: Run,
+        engine: Engine,
+        adapter: ModelAdapter,
+        environments: Mapping[str, Environment],
+        bus: Bus | None = None,
     ) -> None:
+        """``bus``: for the rows of groups; who asks for single plays alone needs none."""
         self.run, self.engine, self.adapter, self.environments, self.bus = run, engine, adapter, environments, bus
         self._limits = defaultdict(PlayLimits, {s.label: s.limits for s in run.config.environments})
 
@@ -97,6 +103,7 @@ class Player(Players):
         for _, chat in played:
             chat.close()
         if rows:
+            assert self.bus is not None
             await self.bus.put(rows, holder, group.id)
         return Played(len(rows), [count_of(t) for t in group.trajectories])
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_core.admission import Admission
 from relax_core.collector import Collector
+from relax_core.conversations import ends, said
 from relax_core.errors import CheckpointError
 from relax_core.evaluate import Evaluator, Results
 from relax_core.feed import Feed
@@ -27,7 +28,7 @@ from relax_core.storage import Storage
 from relax_core.tasks import TaskStream
 from relax_core.totals import Totals
 from relax_core.turns import Turns
-from relax_core.types import Version, ends, said
+from relax_core.types import Version
 
 if TYPE_CHECKING:
     from relax_core.bus import BusState

@@ -7,8 +7,7 @@ Shape legend: T tokens of one sample.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -168,34 +167,6 @@ class Task:
         return "+".join(kinds) or "text"
 
 
-def content_hash(task: Task) -> str:
-    """A hash of what the policy gets to see: two tasks with equal prompts and media have equal hashes."""
-    digest = hashlib.sha256()
-    for m in task.messages:
-        digest.update(m.role.encode())
-        for part in m.parts:
-            inner = part.parts if isinstance(part, ToolResult) else (part,)
-            for p in inner:
-                digest.update(type(p).__name__.encode() + _content_bytes(p) + b"\0")
-    return digest.hexdigest()[:32]
-
-
-def _content_bytes(part: Part) -> bytes:
-    if isinstance(part, Text):
-        return part.text.encode()
-    if isinstance(part, Image | Audio | Video):
-        source = part.source
-        if isinstance(source, Decoded):
-            return source.hash.encode()
-        return hashlib.sha256(source if isinstance(source, bytes) else source.read_bytes()).digest()
-    if isinstance(part, ToolCall):
-        return json.dumps([part.name, dict(part.arguments)], sort_keys=True, ensure_ascii=False).encode()
-    if isinstance(part, ToolSpec):
-        spec = [part.name, part.description, dict(part.parameters)]
-        return json.dumps(spec, sort_keys=True, ensure_ascii=False).encode()
-    return b""
-
-
 # --- randomness, versions, sampling ---------------------------------------------------------------------------------
 
 
@@ -316,21 +287,6 @@ class Turn:
     """Sampled tokens of the reply."""
     after: int = -1
     """Which turn of the play it goes on from; -1: it begins a conversation. Plays may branch."""
-
-
-def said(turns: Sequence[Turn], last: int) -> list[Message]:
-    """The conversation that ends with the reply of turn ``last``."""
-    found: list[Message] = []
-    while last >= 0:
-        found[:0] = [*turns[last].prompt, turns[last].reply]
-        last = turns[last].after
-    return found
-
-
-def ends(turns: Sequence[Turn]) -> list[int]:
-    """The turns that none follows: the last of each conversation of a play."""
-    followed = {turn.after for turn in turns}
-    return [i for i in range(len(turns)) if i not in followed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,14 +92,15 @@ class Actions:
     """
 
     def __init__(self, names: Mapping[str, Any] | None, pattern: str | None, space: Any) -> None:
-        self._names: dict[str, Any] | None = None if names is None else {}
+        found: dict[str, Any] = {}
         for name, value in (names or {}).items():
             try:
-                self._names[name.casefold()] = in_space(value, space)  # type: ignore[index]
+                found[name.casefold()] = in_space(value, space)
             except (ValueError, TypeError) as error:
                 raise ConfigError(
                     f"environment gymnasium: actions.{name}: {value!r} is not in the action space {space}"
                 ) from error
+        self._names = None if names is None else found
         self._pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
         self._space = space
 

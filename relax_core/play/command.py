@@ -145,7 +145,7 @@ async def play_one(table: Table, task: Task, member: int, split: Split) -> tuple
     """What was played, and whether it was interrupted (Ctrl-C): then as far as it went."""
     heard, engine = HeardEnvironment(table.environment, table.show), table.engine()
     # The bus is where a group's rows go: a single play has none.
-    player = Player(table.run, engine, table.adapter, {table.label: heard}, None)  # type: ignore[arg-type]
+    player = Player(table.run, engine, table.adapter, {table.label: heard})
     seat = Seat(table.run.config.seed, task.id, 0, member, (member,), split)
     table.show.begins(task, member)
     engine.enter(split)

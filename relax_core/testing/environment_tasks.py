@@ -10,19 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from relax_core import serial
+from relax_core.content_hash import content_hash
 from relax_core.errors import DataError
-from relax_core.types import (
-    MEDIA_KINDS,
-    Decoded,
-    MediaPart,
-    Message,
-    Part,
-    Role,
-    Task,
-    Text,
-    ToolResult,
-    content_hash,
-)
+from relax_core.types import MEDIA_KINDS, Decoded, MediaPart, Message, Part, Role, Task, Text, ToolResult
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Environment, ModelAdapter

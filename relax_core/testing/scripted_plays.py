@@ -51,7 +51,7 @@ class Table:
     async def play(self, task: Task, say: Say, member: int = 0, seed: int = 0) -> Trajectory:
         engine = ScriptedEngine(say, self.adapter.stop_ids)
         # The bus is where a group's rows go: a single play has none.
-        player = Player(self.run, engine, self.adapter, {self.label: self.environment}, None)  # type: ignore[arg-type]
+        player = Player(self.run, engine, self.adapter, {self.label: self.environment})
         seat = Seat(seed, task.id, 0, member, (0,))
         sampling = sampling_of(self.run.config.sampling)
         return await player.single(replace(task, environment=self.label), seat, sampling, None, {})

@@ -15,9 +15,10 @@ from relax_core.chat import Chat, PlayOver, Seat
 from relax_core.config.resolve import resolve
 from relax_core.config.schema import PlayLimits
 from relax_core.config.yaml import read
+from relax_core.content_hash import content_hash
 from relax_core.interfaces import Completion, Engine, Interrupt, Request
 from relax_core.keys import generator
-from relax_core.types import Decoded, Sampling, Stop, Text, ToolResult, Version, content_hash
+from relax_core.types import Decoded, Sampling, Stop, Text, ToolResult, Version
 from relax_core.weights import WeightUpdate
 from relax_plugin_deepeyes.boxes import Box
 from relax_plugin_deepeyes.toy import listen, watch, zoom

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relax_core.chat import Chat, Seat
+from relax_core.conversations import said
 from relax_core.errors import DataError
 from relax_core.interfaces import Completion, Engine, Interrupt, Modality, Request
 from relax_core.media import MediaStore
@@ -22,7 +23,7 @@ from relax_core.models.config import TextConfig
 from relax_core.models.text import TextAdapter
 from relax_core.testing.dialogues import CHATML, LLAMA3, QWEN3, model_folder
 from relax_core.testing.talking import Talker, sampled
-from relax_core.types import Decoded, Message, Sample, Sampling, Stop, Version, message, said
+from relax_core.types import Decoded, Message, Sample, Sampling, Stop, Version, message
 from relax_core.weights import WeightUpdate
 from relax_envs.agent.errors import ApiError
 from relax_envs.agent.replies import Answered

@@ -12,24 +12,12 @@ import pytest
 
 from relax_core.chat import Chat, PlayOver, Reply, Seat
 from relax_core.config.schema import PlayLimits
+from relax_core.conversations import ends, said
 from relax_core.errors import EngineError, TooManyTokens
 from relax_core.interfaces import Completion, Engine, Interrupt, Request
 from relax_core.media import MediaStore
 from relax_core.testing.tiny import TinyAdapter, tiny_adapter
-from relax_core.types import (
-    CallError,
-    Decoded,
-    Image,
-    Message,
-    Sampling,
-    Stop,
-    ToolCall,
-    ToolResult,
-    Version,
-    ends,
-    said,
-    user,
-)
+from relax_core.types import CallError, Decoded, Image, Message, Sampling, Stop, ToolCall, ToolResult, Version, user
 from relax_core.weights import WeightUpdate
 
 SEAT = Seat(3, "t", 0, 1, (5,))

@@ -17,11 +17,13 @@ from PIL import Image as Pillow
 from pydantic import ValidationError
 
 from relax_core.config.validation import validate
+from relax_core.content_hash import content_hash
 from relax_core.errors import ConfigError, DataError
 from relax_core.tasks import Mixture, Ordered, Scanned, TaskStream
-from relax_core.types import content_hash, user
+from relax_core.types import user
+from relax_envs.data.environment import Split
 from relax_envs.data.tasks import DataTasks, Source
-from relax_envs.single_turn import SingleTurn, Split
+from relax_envs.single_turn import SingleTurn
 
 GOOD = {"prompt": "two + two ?", "answer": "four"}
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from relax_core.content_hash import content_hash
 from relax_core.errors import DataError
 from relax_core.tasks import Scanned
-from relax_core.types import content_hash
 from relax_envs.digits import complete, main, write
 from relax_envs.single_turn import SingleTurn
 

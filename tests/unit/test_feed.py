@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from relax_core.config.schema import DataSection
+from relax_core.content_hash import content_hash
 from relax_core.errors import ConfigError, DataError
 from relax_core.feed import Feed
 from relax_core.interfaces import ComponentConfig, Environment
 from relax_core.media import MediaStore
 from relax_core.prompts import Prompt, Prompts
 from relax_core.tasks import TaskStream
-from relax_core.types import Encoded, MediaRef, Message, Task, content_hash, user
+from relax_core.types import Encoded, MediaRef, Message, Task, user
 
 pytestmark = pytest.mark.timeout(20)
 

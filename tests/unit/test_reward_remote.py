@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,79 +18,21 @@ from pydantic import ValidationError
 from relax_core.config.schema import RewardSection
 from relax_core.errors import ConfigError, RelaxError
 from relax_core.scoring import Scorer, outcomes
+from relax_core.testing.json_server import Answer, JsonServer
 from relax_core.testing.reward_plays import group_of, played
 from relax_core.types import Audio, Decoded, Image, Task, ToolCall, ToolResult, Trajectory, Turn, message, user
 from relax_envs.rewards.exact import Exact
 from relax_envs.rewards.remote import Remote
 
-Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
-"""Status, body (JSON, or bytes as they are), and headers."""
-
-
-class Server:
-    """Answers each request by ``answer(number, body)``, numbers from 0; remembers bodies, headers and times."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[int, Any], Answer] = lambda number, body: (200, {"reward": 1.0})
-        self.bodies: list[Any] = []
-        self.headers: list[dict[str, str]] = []
-        self.times: list[float] = []
-        self.at_once = self.most_at_once = 0
-        self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/score"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(10)
-
-    def _handler(server) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                with server._lock:
-                    number = len(server.bodies)
-                    server.bodies.append(body)
-                    server.headers.append({key.lower(): value for key, value in self.headers.items()})
-                    server.times.append(time.monotonic())
-                    server.at_once += 1
-                    server.most_at_once = max(server.most_at_once, server.at_once)
-                status, content, *rest = server.answer(number, body)
-                with server._lock:
-                    server.at_once -= 1
-                if status == 0:  # hangs up without an answer
-                    self.close_connection = True
-                    return
-                sent = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                for key, value in (rest[0] if rest else {}).items():
-                    self.send_header(key, value)
-                self.send_header("content-length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        return Handler
-
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server()
+def server() -> Iterator[JsonServer]:
+    running = JsonServer("/score")
     yield running
     running.close()
 
 
-def asked(server: Server, *plays: Trajectory, **settings: Any) -> list[Any]:
+def asked(server: JsonServer, *plays: Trajectory, **settings: Any) -> list[Any]:
     """What the reward gives for plays of one group, errors as values; its connections are closed."""
 
     async def ask() -> list[Any]:
@@ -120,7 +60,7 @@ def asked(server: Server, *plays: Trajectory, **settings: Any) -> list[Any]:
         (b'\n {"reward": 1}\n', 1.0),
     ],
 )
-def test_the_server_gives_the_reward(server: Server, content: Any, reward: float | None) -> None:
+def test_the_server_gives_the_reward(server: JsonServer, content: Any, reward: float | None) -> None:
     server.answer = lambda number, body: (200, content)
     assert asked(server) == [reward] and len(server.bodies) == 1
 
@@ -149,7 +89,9 @@ def test_the_server_gives_the_reward(server: Server, content: Any, reward: float
         (302, b"moved", "HTTP 302: moved"),
     ],
 )
-def test_other_answers_abstain_and_are_not_asked_again(server: Server, status: int, content: Any, said: str) -> None:
+def test_other_answers_abstain_and_are_not_asked_again(
+    server: JsonServer, status: int, content: Any, said: str
+) -> None:
     server.answer = lambda number, body: (status, content)
     (error,) = asked(server)
     assert isinstance(error, RelaxError) and said in str(error) and len(server.bodies) == 1
@@ -160,20 +102,20 @@ def test_other_answers_abstain_and_are_not_asked_again(server: Server, status: i
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_a_busy_server_is_asked_again(server: Server, status: int) -> None:
+def test_a_busy_server_is_asked_again(server: JsonServer, status: int) -> None:
     server.answer = lambda number, body: (200, {"reward": 0.5}) if number == 2 else (status, b"busy")
     assert asked(server) == [0.5]
     assert len(server.bodies) == 3 and server.bodies[0] == server.bodies[2]
 
 
-def test_a_server_that_stays_busy_abstains_in_the_end(server: Server) -> None:
+def test_a_server_that_stays_busy_abstains_in_the_end(server: JsonServer) -> None:
     server.answer = lambda number, body: (503, b"busy")
     (error,) = asked(server, retries=2)
     assert isinstance(error, RelaxError) and str(error) == f"{server.url}: HTTP 503, after 3 tries"
     assert len(server.bodies) == 3
 
 
-def test_a_busy_server_is_counted_and_the_other_rewards_stand(server: Server) -> None:
+def test_a_busy_server_is_counted_and_the_other_rewards_stand(server: JsonServer) -> None:
     server.answer = lambda number, body: (503, b"busy")
     play, notes = played("4", answer="4"), list[str]()
     remote = Remote(Remote.Config(url=server.url, retries=1, backoff=0.01))
@@ -190,7 +132,7 @@ def test_a_busy_server_is_counted_and_the_other_rewards_stand(server: Server) ->
     assert scorer.failures == {"remote": 1} and "HTTP 503, after 2 tries" in notes[0]
 
 
-def test_pauses_double_up_to_a_limit(server: Server) -> None:
+def test_pauses_double_up_to_a_limit(server: JsonServer) -> None:
     server.answer = lambda number, body: (500, b"")
     asked(server, retries=4, backoff=0.1, max_wait=0.25)
     pauses = np.diff(server.times)
@@ -209,7 +151,7 @@ def test_pauses_double_up_to_a_limit(server: Server) -> None:
         ("an hour ago", 0.0, 0.5),
     ],
 )
-def test_retry_after_is_honoured_within_bounds(server: Server, header: str, least: float, most: float) -> None:
+def test_retry_after_is_honoured_within_bounds(server: JsonServer, header: str, least: float, most: float) -> None:
     if "hour" in header:
         header = formatdate(time.time() + (3600 if "from" in header else -3600), usegmt=True)
     server.answer = lambda number, body: (429, b"", {"retry-after": header}) if number == 0 else (200, {"reward": 1})
@@ -217,19 +159,19 @@ def test_retry_after_is_honoured_within_bounds(server: Server, header: str, leas
     assert least <= server.times[1] - server.times[0] < most
 
 
-def test_a_connection_that_breaks_is_tried_again(server: Server) -> None:
+def test_a_connection_that_breaks_is_tried_again(server: JsonServer) -> None:
     server.answer = lambda number, body: (0, b"") if number == 0 else (200, {"reward": 1})
     assert asked(server) == [1.0] and len(server.bodies) == 2
 
 
 def test_no_server_at_all_abstains() -> None:
-    running = Server()
+    running = JsonServer("/score")
     running.close()
     (error,) = asked(running, retries=1)
     assert isinstance(error, RelaxError) and "ConnectError" in str(error) and "after 2 tries" in str(error)
 
 
-def test_a_server_that_does_not_answer_is_not_waited_for(server: Server) -> None:
+def test_a_server_that_does_not_answer_is_not_waited_for(server: JsonServer) -> None:
     ended = threading.Event()
 
     def answer(number: int, body: Any) -> Answer:
@@ -244,7 +186,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(server: Server) -> None
     assert isinstance(error, RelaxError) and "no answer within 0.2 s, after 2 tries" in str(error) and seconds < 5
 
 
-def test_the_run_does_not_wait_longer_than_the_timeout_of_the_reward(server: Server) -> None:
+def test_the_run_does_not_wait_longer_than_the_timeout_of_the_reward(server: JsonServer) -> None:
     server.answer = lambda number, body: (503, b"", {"retry-after": "20"})
     play = played("4", answer="4")
     remote = Remote(Remote.Config(url=server.url))
@@ -255,7 +197,7 @@ def test_the_run_does_not_wait_longer_than_the_timeout_of_the_reward(server: Ser
     assert scorer.last_failure["remote"] == "TimeoutError: no answer within 0.3 s"
 
 
-def test_a_cancelled_request_is_cancelled(server: Server) -> None:
+def test_a_cancelled_request_is_cancelled(server: JsonServer) -> None:
     server.answer = lambda number, body: (503, b"", {"retry-after": "20"})
 
     async def cancel() -> None:
@@ -282,7 +224,7 @@ def conversation(picture: Image | Audio) -> Trajectory:
     return Trajectory(task, 0, 0, [first, Turn((result,), message("assistant", "猫 \ud800"), first.stop, 4, 0)])
 
 
-def test_the_body_of_a_request(server: Server) -> None:
+def test_the_body_of_a_request(server: JsonServer) -> None:
     asked(server, conversation(Image(b"bytes")))
     image = {"type": "image"}
     assert server.bodies == [
@@ -310,7 +252,7 @@ def test_the_body_of_a_request(server: Server) -> None:
     assert server.headers[0]["content-type"] == "application/json" and "authorization" not in server.headers[0]
 
 
-def test_media_are_sent_when_asked_for(server: Server, tmp_path: Path) -> None:
+def test_media_are_sent_when_asked_for(server: JsonServer, tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(b"sound")
     asked(server, conversation(Image(b"bytes")), media=True)
     asked(server, conversation(Audio(tmp_path / "a.wav")), media=True)
@@ -321,7 +263,7 @@ def test_media_are_sent_when_asked_for(server: Server, tmp_path: Path) -> None:
     ]
 
 
-def test_media_that_cannot_be_sent_abstain(server: Server, tmp_path: Path) -> None:
+def test_media_that_cannot_be_sent_abstain(server: JsonServer, tmp_path: Path) -> None:
     made = Image(Decoded("image", np.zeros((1, 1, 3), np.uint8)))
     for medium, said in ((made, "has no encoded bytes"), (Image(tmp_path / "none.png"), "none.png: No such file")):
         (error,) = asked(server, conversation(medium), media=True)
@@ -329,14 +271,16 @@ def test_media_that_cannot_be_sent_abstain(server: Server, tmp_path: Path) -> No
     assert not server.bodies
 
 
-def test_a_value_that_json_cannot_say_abstains(server: Server) -> None:
+def test_a_value_that_json_cannot_say_abstains(server: JsonServer) -> None:
     (error,) = asked(server, played("4", answer=object()))
     assert isinstance(error, TypeError) and "a object cannot be said in JSON" in str(error)
     (error,) = asked(server, played("4", answer=float("nan")))
     assert isinstance(error, ValueError) and not server.bodies
 
 
-def test_the_token_comes_from_the_environment_and_stays_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_comes_from_the_environment_and_stays_there(
+    server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCORER_TOKEN", "s3cret")
     reward = Remote(Remote.Config(url=server.url, token_env="SCORER_TOKEN"))
     assert asked(server, token_env="SCORER_TOKEN") == [1.0]
@@ -370,14 +314,14 @@ def test_settings_that_cannot_work(settings: dict[str, Any]) -> None:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_may_be_asked_for_at_once(server: Server) -> None:
+def test_a_group_may_be_asked_for_at_once(server: JsonServer) -> None:
     server.answer = lambda number, body: (200, {"rewards": [len(item["response"]) for item in body["items"]]})
     plays = [played("a"), played("bb"), played("ccc")]
     assert asked(server, *plays, batch=True) == [1.0, 2.0, 3.0]
     assert [[item["response"] for item in body["items"]] for body in server.bodies] == [["a", "bb", "ccc"]]
 
 
-def test_failed_plays_are_not_sent(server: Server) -> None:
+def test_failed_plays_are_not_sent(server: JsonServer) -> None:
     server.answer = lambda number, body: (200, {"rewards": [1] * len(body["items"])})
     assert asked(server, played("a"), played("b", failed=True), played("c"), batch=True) == [1.0, None, 1.0]
     assert asked(server, played("b", failed=True), batch=True) == [None]
@@ -395,7 +339,7 @@ def test_failed_plays_are_not_sent(server: Server) -> None:
         ({"reward": 1}, ["answered {'reward': 1} to 2 plays"] * 2),
     ],
 )
-def test_answers_to_a_group(server: Server, content: Any, right: list[Any]) -> None:
+def test_answers_to_a_group(server: JsonServer, content: Any, right: list[Any]) -> None:
     server.answer = lambda number, body: (200, content)
     found = asked(server, played("a"), played("b"), batch=True)
     for value, wanted in zip(found, right, strict=True):
@@ -405,7 +349,7 @@ def test_answers_to_a_group(server: Server, content: Any, right: list[Any]) -> N
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_no_more_requests_than_allowed_are_made_at_once(server: Server) -> None:
+def test_no_more_requests_than_allowed_are_made_at_once(server: JsonServer) -> None:
     def slowly(number: int, body: Any) -> Answer:
         time.sleep(0.05)
         return 200, {"reward": 1}
@@ -415,7 +359,7 @@ def test_no_more_requests_than_allowed_are_made_at_once(server: Server) -> None:
     assert 1 < server.most_at_once <= 3
 
 
-def test_several_loops_and_threads_may_ask(server: Server) -> None:
+def test_several_loops_and_threads_may_ask(server: JsonServer) -> None:
     """A grader may be called from a worker thread, with a loop of its own."""
     reward = Remote(Remote.Config(url=server.url))
     server.answer = lambda number, body: (200, {"reward": float(body["response"])})

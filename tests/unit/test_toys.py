@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_core.content_hash import content_hash
 from relax_core.errors import ConfigError
-from relax_core.types import Decoded, Task, content_hash, user
+from relax_core.types import Decoded, Task, user
 from relax_envs.split import held_out
 from relax_envs.toy import vocabulary
 from relax_envs.toy.colour import COLOURS, Colour

@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, NonNegativeInt
 
@@ -19,7 +19,7 @@ from relax_envs.agent import program
 from relax_envs.agent.environment import AgentConfig, AgentEnvironment
 from relax_envs.agent.errors import AgentDeadline, AgentExit
 from relax_envs.agent.task_file import read_result, write_task
-from relax_envs.single_turn import SingleTurn
+from relax_envs.data.environment import RowsEnvironment
 
 if TYPE_CHECKING:
     from relax_core.config.schema import RunConfig
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 
 
-class Agent(AgentEnvironment):
+class Agent(RowsEnvironment, AgentEnvironment):
     """Starts the command once for each play, and kills all that it started at the end of it. See docs/agents.md.
 
     Data sets are those of ``single_turn``.
     """
 
-    class Config(SingleTurn.Config, AgentConfig):
+    class Config(RowsEnvironment.Config, AgentConfig):
         command: Annotated[tuple[str, ...], Field(min_length=1)]
         """The program and its arguments; no shell. ``{python}``, ``{base_url}``, ``{key}``, ``{task}``, ``{result}``
         and ``{folder}`` in them are replaced."""
@@ -51,21 +51,14 @@ class Agent(AgentEnvironment):
         need_answer: bool = False
         """Whether a row without an answer is bad."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self._data = SingleTurn(config)
-
     @classmethod
     def check(cls, config: Any, run: RunConfig) -> Iterable[str]:
-        yield from SingleTurn.check(config, run)
+        yield from super().check(config, run)
         if config.cwd is not None and not config.cwd.is_dir():
             yield f"cwd: {config.cwd} is no folder; it is one on the machine that plays"
         name = config.command[0]
         if "{" not in name and "/" not in name and shutil.which(name) is None:
             yield f"command: no program {name!r} on PATH; give its path, or {{python}} for the Python that runs this"
-
-    def tasks(self, split: Literal["train", "eval"]) -> Sequence[Task]:
-        return self._data.tasks(split)
 
     async def run_agent(self, task: Task, session: Session) -> str | None:
         config = self.config

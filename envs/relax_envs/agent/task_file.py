@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-import mimetypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relax_core.media_files import Format, format_of
 from relax_core.serial import pack
 from relax_core.types import (
     MEDIA_KINDS,
-    Audio,
     MediaPart,
     Message,
     Part,
@@ -25,6 +23,7 @@ from relax_core.types import (
     ToolSpec,
 )
 from relax_envs.agent.errors import AgentResult
+from relax_envs.openai_media import media_part
 
 Dump = Callable[[MediaPart], tuple[str, bytes]]
 """File suffix and bytes of a medium."""
@@ -86,11 +85,7 @@ class _Writer:
         path = self.folder / f"{len(self.files) + 1}{suffix}"
         path.write_bytes(content)
         self.files.append({"kind": kind, "path": str(path)})
-        encoded = base64.b64encode(content).decode()
-        if isinstance(part, Audio):
-            return {"type": "input_audio", "input_audio": {"data": encoded, "format": suffix.removeprefix(".")}}
-        mime = mimetypes.guess_type(path.name)[0] or f"{kind}/{suffix.removeprefix('.')}"
-        return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mime};base64,{encoded}"}}
+        return media_part(kind, content, format_of(content) or Format(suffix, f"{kind}/{suffix.removeprefix('.')}"))
 
 
 def _tool(spec: ToolSpec) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveInt
 
+from relax_core.content_hash import content_hash
 from relax_core.errors import DataError
 from relax_core.interfaces import ComponentConfig
 from relax_core.tasks import TaskSequence
-from relax_core.types import Task, content_hash
+from relax_core.types import Task
 from relax_envs.data.blocks import shuffled
 from relax_envs.data.columns import Columns, read_columns
 from relax_envs.data.ids import Duplicates

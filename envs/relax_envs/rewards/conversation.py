@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from relax_core.conversations import said
 from relax_core.errors import DataError
 from relax_core.types import (
     MEDIA_KINDS,
@@ -20,7 +21,6 @@ from relax_core.types import (
     ToolSpec,
     Trajectory,
     Video,
-    said,
 )
 
 

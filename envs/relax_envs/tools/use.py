@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from relax_core.errors import ConfigError
 from relax_core.interfaces import ComponentConfig
-from relax_core.types import Task
+from relax_envs.data.environment import RowsEnvironment
 from relax_envs.named import in_words, load
-from relax_envs.single_turn import SingleTurn
 from relax_envs.tools.calling import by_name
 from relax_envs.tools.environment import ToolEnvironment
 from relax_envs.tools.python import PythonTool
@@ -20,7 +19,7 @@ from relax_envs.tools.tool import Tool, function_tool
 
 if TYPE_CHECKING:
     from relax_core.chat import Chat
-    from relax_core.config.schema import RunConfig
+    from relax_core.types import Task
 
 
 class FunctionSection(ComponentConfig):
@@ -39,25 +38,17 @@ class FunctionSection(ComponentConfig):
 ToolSection = Annotated[PythonTool.Config | FunctionSection, Field(discriminator="id")]
 
 
-class ToolUse(ToolEnvironment):
+class ToolUse(RowsEnvironment, ToolEnvironment):
     """Reads rows as ``single_turn`` does; all plays share the tools, so that they keep nothing between calls."""
 
-    class Config(ToolEnvironment.Config, SingleTurn.Config):
+    class Config(ToolEnvironment.Config, RowsEnvironment.Config):
         tools: Annotated[tuple[ToolSection, ...], Field(min_length=1)]
         """Such as ``{id: python, seconds: 5}`` and ``{id: function, path: "package.module:name"}``."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._rows = SingleTurn(config)
         self._tools = [_made(section) for section in config.tools]
         by_name(self._tools)
-
-    @classmethod
-    def check(cls, config: Any, run: RunConfig) -> Iterable[str]:
-        return SingleTurn.check(config, run)
-
-    def tasks(self, split: Literal["train", "eval"]) -> Sequence[Task]:
-        return self._rows.tasks(split)
 
     def tools(self, task: Task, chat: Chat) -> Sequence[Tool]:
         return self._tools

@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
+from relax_core.content_hash import content_hash
 from relax_core.errors import ConfigError
 from relax_core.interfaces import ComponentConfig, Environment
 from relax_core.keys import generator
-from relax_core.types import Task, content_hash, user
+from relax_core.types import Task, user
 from relax_envs.lazy import LazyTasks
 from relax_envs.split import held_out
 

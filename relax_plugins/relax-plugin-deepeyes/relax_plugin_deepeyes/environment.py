@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from relax_core.types import MEDIA_KINDS, Decoded, MediaKind, Message, Task, system
-from relax_envs.single_turn import SingleTurn
+from relax_envs.data.environment import RowsEnvironment
 from relax_envs.tools.environment import ToolEnvironment
 from relax_envs.tools.tool import Tool, ToolError
 from relax_plugin_deepeyes.looking import ListenCloser, Look, Rotate, Rules, Source, WatchCloser, ZoomIn
 
 if TYPE_CHECKING:
     from relax_core.chat import Chat
-    from relax_core.config.schema import RunConfig
 
 ToolName = Literal["image_zoom_in_tool", "image_rotate_tool", "audio_zoom_in_tool", "video_zoom_in_tool"]
 
@@ -39,12 +38,12 @@ Think about what this shows, between <think> and </think>. Then look closer with
 <answer> and </answer>."""
 
 
-class DeepEyes(ToolEnvironment):
+class DeepEyes(RowsEnvironment, ToolEnvironment):
     """Data sets as ``single_turn`` reads them, played over many turns: the policy thinks, looks closer by tools, and
     answers (DeepEyes, arXiv 2505.14362). What a tool shows is cut from the original medium, whatever size the model has
     seen it in. A task that has a system message of its own keeps it."""
 
-    class Config(ToolEnvironment.Config, SingleTurn.Config, Rules):
+    class Config(ToolEnvironment.Config, RowsEnvironment.Config, Rules):
         tools: Annotated[tuple[ToolName, ...], Field(min_length=1)] = ("image_zoom_in_tool", "image_rotate_tool")
         """Which tools there are."""
         instructions: Annotated[str, Field(min_length=1)] = INSTRUCTIONS
@@ -54,15 +53,7 @@ class DeepEyes(ToolEnvironment):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._rows = SingleTurn(config)
         self._instructions = system(config.instructions)
-
-    @classmethod
-    def check(cls, config: Any, run: RunConfig) -> Iterable[str]:
-        return SingleTurn.check(config, run)
-
-    def tasks(self, split: Literal["train", "eval"]) -> Sequence[Task]:
-        return self._rows.tasks(split)
 
     def tools(self, task: Task, chat: Chat) -> Sequence[Tool]:
         config, source = self.config, shown_in(chat)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from relax_core.asking import Answer, Question
-from relax_core.types import Message, Sampling, Stop, Task, content_hash
+from relax_core.content_hash import content_hash
+from relax_core.types import Message, Sampling, Stop, Task
 from relax_plugin_genrm.cache import Cache, Key
 from relax_plugin_genrm.config import GenRMConfig
 from relax_plugin_genrm.judges import Judge

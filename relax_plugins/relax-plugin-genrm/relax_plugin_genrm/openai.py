@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relax_core.errors import DataError, RelaxError
 from relax_core.interfaces import Modality
-from relax_core.types import MEDIA_KINDS, Audio, Decoded, Image, MediaPart, Message, Text
+from relax_core.media_files import file_of, format_of
+from relax_core.types import MEDIA_KINDS, Decoded, Image, MediaPart, Message, Text
+from relax_envs.openai_media import media_part
 from relax_envs.rewards.http import shown
-
-_TYPES = (
-    (b"\x89PNG", 0, "image/png"),
-    (b"\xff\xd8\xff", 0, "image/jpeg"),
-    (b"GIF8", 0, "image/gif"),
-    (b"WEBP", 8, "image/webp"),
-    (b"BM", 0, "image/bmp"),
-    (b"WAVE", 8, "audio/wav"),
-    (b"ID3", 0, "audio/mp3"),
-    (b"\xff\xfb", 0, "audio/mp3"),
-    (b"fLaC", 0, "audio/flac"),
-    (b"OggS", 0, "audio/ogg"),
-    (b"ftyp", 4, "video/mp4"),
-    (b"\x1aE\xdf\xa3", 0, "video/webm"),
-    (b"AVI ", 8, "video/x-msvideo"),
-)
-"""How files begin: bytes, their place, and the media type."""
 
 
 class Encoder:
@@ -51,44 +35,24 @@ class Encoder:
             return [{"type": "text", "text": part.text}]
         if isinstance(part.source, Decoded) and part.source.kind == "video":
             return self._pictures(part.source)
-        return [_medium(part, self._bytes(part))]
+        return [self._medium(part)]
 
     def _pictures(self, video: Decoded) -> list[dict[str, Any]]:
         count = len(video.data)
         chosen = sorted({round(i * (count - 1) / max(1, self.frames - 1)) for i in range(min(self.frames, count))})
         images = [Image(Decoded("image", video.data[i])) for i in chosen]
         note = {"type": "text", "text": f"[a video of {count} frames, of which these are {len(chosen)}, in order]"}
-        return [note, *(_medium(image, self._bytes(image)) for image in images)]
+        return [note, *map(self._medium, images)]
 
-    def _bytes(self, part: MediaPart) -> bytes:
-        source, kind = part.source, MEDIA_KINDS[type(part)]
-        if isinstance(source, bytes):
-            return source
-        if not isinstance(source, Decoded):
-            try:
-                return source.read_bytes()
-            except OSError as error:
-                raise DataError(f"{source}: {error.strerror or error}: it was to be shown to a judge") from error
-        if kind not in self.modalities:
-            raise DataError(f"a {kind} that was made, not read: only in a run can it be shown to a judge")
-        return self.modalities[kind].dump(source)[1]
-
-
-def _medium(part: MediaPart, content: bytes) -> dict[str, Any]:
-    kind, data = MEDIA_KINDS[type(part)], base64.b64encode(content).decode()
-    found = next((t for mark, at, t in _TYPES if content[at : at + len(mark)] == mark), None)
-    if isinstance(part, Audio):
-        return {"type": "input_audio", "input_audio": {"data": data, "format": _format(found, part)}}
-    return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{found or f'{kind}/*'};base64,{data}"}}
-
-
-def _format(media_type: str | None, part: Audio) -> str:
-    if media_type is None or not media_type.startswith("audio/"):
-        raise DataError(
-            f"a sound of {len(part.source) if isinstance(part.source, bytes) else part.source}: its format "
-            "is not known: only wav, mp3, flac and ogg can be shown to a judge"
-        )
-    return media_type.removeprefix("audio/")
+    def _medium(self, part: MediaPart) -> dict[str, Any]:
+        kind, content = MEDIA_KINDS[type(part)], file_of(part, self.modalities)[1]
+        found = format_of(content)
+        if kind == "audio" and (found is None or not found.media_type.startswith("audio/")):
+            source = f"{len(part.source)} bytes" if isinstance(part.source, bytes) else part.source
+            raise DataError(
+                f"a sound of {source}: its format is not known: only wav, mp3, flac and ogg can be shown to a judge"
+            )
+        return media_part(kind, content, found)
 
 
 def answer_of(found: Mapping[str, Any], url: str) -> tuple[str, bool]:
