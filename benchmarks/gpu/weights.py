@@ -248,7 +248,7 @@ async def one(a: argparse.Namespace, shape: str) -> tuple[dict[str, Any], list[d
             received = receiver.receive(update)
             work.settle(device)
             began = time.perf_counter()
-            await sender.send(received, f"0.{number + 1}", flush=False)
+            await sender.send(received, f"0.{number + 1}")
             alone = time.perf_counter() - began
             receiver.took(update, adopted=False)
             del received

@@ -16,6 +16,7 @@ import pytest
 
 from relax_core.errors import EngineError
 from relax_core.plugins import installed_plugins
+from relax_core.testing.living import lives
 from relax_core.testing.plugins import plugins_in, write_plugin
 from relax_core.testing.runs import metrics, run_file, summary, train
 
@@ -67,7 +68,7 @@ def test_an_engine_that_dies_again_and_again_ends_the_run(assassin: Sequence[Ent
     path = run_file(tmp_path, steps=10, **changes)
     with pytest.raises(EngineError, match="none of 1 is left"):
         train(path, installed=assassin)
-    assert not [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE and "relax" in c.name()]
+    assert not [c for c in psutil.Process().children() if lives(c.pid) and "relax" in c.name()]
 
 
 @pytest.mark.timeout(120)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from relax_core.hookspecs import Callback
+from relax_core.testing.living import living
 from relax_core.testing.runs import accounted, run_file, summary, train
 
 STEPS = 24
@@ -50,8 +51,8 @@ class KillServer(Callback):
 
     def on_group_start(self, run: Any, event: Any) -> None:
         if self.now == self.step and not self.killed:
-            children = set(psutil.Process().children(recursive=True)) - self.others
-            (server,) = [p for p in children if any("serve.py" in word for word in p.cmdline()[:3])]
+            children = set(living("serve.py")) - self.others
+            (server,) = [p for p in children if any("serve.py" in word for word in p.cmdline()[:3])]  # no guard
             os.kill(server.pid, signal.SIGKILL)
             self.killed = True
 

@@ -126,10 +126,10 @@ def test_each_way_brings_all_weights_into_the_server(python: Path, folder: Path,
                 sender = kind(client, checkpoint, readback)
                 model = changed(folder, seed)
                 assert not await serves(client, model)
-                await sender.send(received(model), f"0.{seed}", flush=True)
+                await sender.send(received(model), f"0.{seed}")
                 assert await serves(client, model), kind
                 again = changed(folder, seed + 10)
-                await sender.send(received(again), f"0.{seed + 10}", flush=True)
+                await sender.send(received(again), f"0.{seed + 10}")
                 assert await serves(client, again), kind
                 assert readback.works is checkpoint.tied  # of a Llama, not of a mixture of experts
                 if checkpoint.tied:
@@ -193,19 +193,19 @@ def test_a_model_whose_server_shows_no_weights_is_asked_once() -> None:
     assert readback.works is False and len(told.asked) == 1
 
 
-def test_a_refusal_and_a_false_success_are_errors_and_only_the_last_request_flushes() -> None:
+def test_a_refusal_and_a_false_success_are_errors_and_no_request_flushes() -> None:
     checkpoint = Checkpoint({"a": (2,), "b": (3,)}, False)
     named = [("a", torch.zeros(2)), ("b", torch.ones(3))]
     told = Told(lambda route, body: {"success": True})
-    asyncio.run(IpcSender(told, checkpoint).send(named, "1.2", flush=True))  # type: ignore[arg-type]
+    asyncio.run(IpcSender(told, checkpoint).send(named, "1.2"))  # type: ignore[arg-type]
     assert [(body["flush_cache"], body.get("weight_version")) for _, body in told.asked] == [
         (False, None),
-        (True, "1.2"),
+        (False, "1.2"),
     ]
     for answer in ({"success": False, "message": "no room"}, EngineError("status 400; the server says: no room")):
         refused = IpcSender(Told(lambda route, body, a=answer: a), checkpoint)  # type: ignore[arg-type,misc]
         with pytest.raises(WeightsError, match=r"the server refused them.*no room"):
-            asyncio.run(refused.send(named, "1.2", flush=False))
+            asyncio.run(refused.send(named, "1.2"))
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_a_group_with_a_server_that_hangs_ends_in_an_error(silent: str) -> None:
     async def main() -> None:
         sender = GroupSender(Client(silent, None), Checkpoint({"a": (2,)}, False), timeout_s=2.0)
         with pytest.raises(EngineError, match=r"took more than 2 s|broke"):
-            await sender.send([("a", torch.zeros(2))], "0.1", flush=False)
+            await sender.send([("a", torch.zeros(2))], "0.1")
         await sender.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))
@@ -232,9 +232,9 @@ def test_a_server_that_dies_within_a_broadcast_is_an_error_and_the_next_one_gets
         checkpoint = Checkpoint.of(llama_folder)
         async with started(python, llama_folder, tmp_path / "one") as (server, client):
             sender = GroupSender(client, checkpoint, timeout_s=30.0)
-            await sender.send(received(changed(llama_folder, 1)), "0.1", flush=True)
+            await sender.send(received(changed(llama_folder, 1)), "0.1")
             await client.post("/pause_generation", {"mode": "in_place"})
-            work = asyncio.create_task(sender.send(received(changed(llama_folder, 2)), "0.2", flush=False))
+            work = asyncio.create_task(sender.send(received(changed(llama_folder, 2)), "0.2"))
             await asyncio.sleep(0)
             await server.stop()
             with pytest.raises(EngineError):
@@ -242,7 +242,7 @@ def test_a_server_that_dies_within_a_broadcast_is_an_error_and_the_next_one_gets
             await sender.close()
         async with started(python, llama_folder, tmp_path / "two") as (_, client):
             sender, model = GroupSender(client, checkpoint), changed(llama_folder, 2)
-            await sender.send(received(model), "0.2", flush=True)
+            await sender.send(received(model), "0.2")
             assert await serves(client, model)
             await sender.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from relax_core.testing.living import lives, living
 from relax_envs.sandbox.folder import remove
 
 
@@ -19,7 +20,7 @@ def check_nothing_is_left(code: str, processes: int) -> None:
     """Run ``code`` in another process until it has so many sandboxed ones, and kill it."""
     parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": tempfile.gettempdir()})
     limit = time.monotonic() + 20
-    while len(children := _sandboxed(parent.pid)) < processes:
+    while len(children := living("launcher.py", of=parent.pid)) < processes:
         assert time.monotonic() < limit
         time.sleep(0.01)
     time.sleep(0.2)
@@ -27,10 +28,6 @@ def check_nothing_is_left(code: str, processes: int) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     psutil.wait_procs(children, timeout=5)
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert not any(lives(child.pid) for child in children)
     for left in Path(tempfile.gettempdir()).iterdir():  # whoever is killed cannot clean up
         remove(str(left))
-
-
-def _sandboxed(pid: int) -> list[psutil.Process]:
-    return [one for one in psutil.Process(pid).children(recursive=True) if "launcher.py" in str(one.cmdline())]

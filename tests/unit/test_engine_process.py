@@ -20,6 +20,7 @@ from relax_core.remote.process import ProcessEngine
 from relax_core.remote.sent import SentMedia
 from relax_core.remote.wire import restore
 from relax_core.testing.engines import TinyBuilder, changed_weights, request
+from relax_core.testing.living import lives
 from relax_core.testing.processes import ENDLESS, CountingBuilder, RefusingBuilder, VanishingBuilder
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.testing.two_turns import IMAGE, plays, stored
@@ -226,7 +227,7 @@ def test_a_busy_child_whose_parent_is_killed_ends_too(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid = int(done.stdout)
     deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while lives(pid):
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.05)
 

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from relax_core.testing.living import lives, living
 from relax_envs.graders.pool import GraderError, Pool
 
 pytestmark = pytest.mark.timeout(60)
@@ -90,7 +91,7 @@ def failure(pool: Pool, name: str, *arguments: Any, **settings: Any) -> GraderEr
 def ended(pid: int) -> bool:
     """Whether a process is gone, or will be within five seconds."""
     for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        if not lives(pid):
             return True
         time.sleep(0.05)
     return False
@@ -269,8 +270,7 @@ def test_many_deaths_leave_neither_processes_nor_files_nor_threads(make: Callabl
         failure(pool, "hang")
     do(pool, "double", 1)
     assert me.num_fds() <= files + 3 * 2 and me.num_threads() <= threads + 1  # of a second worker, at most
-    workers = [child for child in me.children() if "some_graders:double" in " ".join(child.cmdline())]
-    assert len(workers) <= 2
+    assert len(living("some_graders:double")) <= 2
 
 
 def test_a_killed_job_takes_its_own_children_along(make: Callable[..., Pool], tmp_path: Path) -> None:
@@ -305,6 +305,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(make: Callable[..., Pool]) ->
 SCRIPT = """
 import os, sys, time
 sys.path.insert(0, {folder!r})
+from relax_core.testing.living import lives, living
 from relax_envs.graders.pool import Pool
 pool = Pool(["some_graders:pid", "some_graders:hang", "some_graders:double"], workers=1)
 print(pool.submit("some_graders:pid").result(30), flush=True)

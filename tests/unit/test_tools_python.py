@@ -12,6 +12,7 @@ import pytest
 
 from relax_core.chat import Chat
 from relax_core.errors import ConfigError
+from relax_core.testing.living import living
 from relax_core.types import Text, ToolCall, ToolResult
 from relax_envs.sandbox import runner
 from relax_envs.sandbox.limits import SandboxError
@@ -148,7 +149,7 @@ def test_other_arguments_are_refused() -> None:
 
 
 def running() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if "launcher.py" in " ".join(one.cmdline())]
+    return living("launcher.py")
 
 
 def test_no_more_run_at_once_than_allowed() -> None:

@@ -203,7 +203,7 @@ class SglangEngine(Engine):
     async def _send(self, life: Life, update: WeightUpdate, named: list[tuple[str, Tensor]]) -> None:
         version = update.manifest.version
         try:
-            await life.sender.send(named, f"{version.lineage}.{version.number}", flush=False)
+            await life.sender.send(named, f"{version.lineage}.{version.number}")
         except BaseException as error:
             life.die(f"its weights are a mixture: version {version.number} was not taken over whole: {error}")
             raise

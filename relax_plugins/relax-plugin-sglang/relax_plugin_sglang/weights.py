@@ -50,9 +50,10 @@ class Sender(ABC):
         """Raises WeightsError for tensors that the server's model does not have, or not with this shape."""
         self.checkpoint.named(named)
 
-    async def send(self, named: Named, label: str, flush: bool) -> None:
+    async def send(self, named: Named, label: str) -> None:
         """Replace these tensors in the server, whose weights are called ``label`` from then on. They must stay as they
-        are until this returns. ``flush``: empty its prefix cache; never with requests in flight, which would end it.
+        are until this returns. Its prefix cache stays: an update that empties it ends a server that is not idle, and
+        it may not be for a moment after its last answer.
 
         Raises WeightsError for tensors that it does not know (before anything is sent), that it refuses, or that it
         has not afterwards, and EngineError when it is gone. After all but the first its weights are mixed.
@@ -60,7 +61,7 @@ class Sender(ABC):
         known = self.checkpoint.named(named)
         if not known:
             raise WeightsError("weights: there is nothing to send")
-        await self._send(known, {"weight_version": label, "flush_cache": flush})
+        await self._send(known, {"weight_version": label})
         if self.readback is not None:
             await self.readback.check(known, label)
 
@@ -74,7 +75,7 @@ class Sender(ABC):
     async def _update(self, route: str, body: Mapping[str, Any]) -> None:
         """Ask for an update, or a part of one. Raises WeightsError with the server's words when it refuses."""
         try:
-            answer = await self.client.post(route, body)
+            answer = await self.client.post(route, {"flush_cache": False, **body})
         except ServerUnreachable:
             raise
         except EngineError as error:
@@ -150,7 +151,7 @@ class IpcSender(Sender):
             # One entry for each rank, made anew: the memory of a GPU counts its readers.
             entries = [_pickled(bucket) for _ in range(self.ranks)]
             body: dict[str, Any] = {"serialized_named_tensors": entries, "load_format": "flattened_bucket"}
-            body |= last if number == len(buffers) else {"flush_cache": False}
+            body |= last if number == len(buffers) else {}
             await self._update("/update_weights_from_tensor", body)
         if named[0][1].is_cuda:
             import torch

@@ -61,7 +61,7 @@ class GroupSender(Sender):
                 "group_name": self._name,
                 "load_format": "flattened_bucket",
             }
-            body |= last if number == len(buckets) else {"flush_cache": False}
+            body |= last if number == len(buckets) else {}
             packed = _packed(bucket)
             group = self._group
             await self._both(
