@@ -65,8 +65,9 @@ def runtime(kind: str, placement: str) -> dict[str, Any]:
         return {"id": "local", **overlap}
     count = 2 if placement == "colocate" else 1
     small = {"cpus": SMALL}
+    engine, _ = core_of_engine(placement)
     roles = {
-        "engine": {"replicas": count, "cpus": LARGE},
+        "engine": {"replicas": count, "cpus": LARGE, "cores": [[core] for core in engine]},
         "trainer": {"ranks": count, "cpus": LARGE},
         "environments": small,
         "graders": small,
@@ -74,6 +75,17 @@ def runtime(kind: str, placement: str) -> dict[str, Any]:
         "stages": {"advantages": small},
     }
     return {"id": "ray", "placement": placement, "roles": roles}
+
+
+def core_of_engine(placement: str) -> tuple[list[int], list[int]]:
+    """The engine's own core beside a trainer, and the one for all else; none and none where engines use all in turn.
+
+    Else all that asks the engine for little would take the core away from it now and then, though another has time.
+    """
+    if placement == "colocate" or sys.platform != "linux":
+        return [], []
+    first, *others = sorted(os.sched_getaffinity(0))
+    return ([first], others) if others else ([], [])
 
 
 def reasoning(tools: bool) -> dict[str, Any]:
@@ -139,14 +151,12 @@ def offer_plugins(folder: Path) -> None:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def trained(a: argparse.Namespace, folder: Path) -> Run:
+def trained(a: argparse.Namespace, file: Path) -> Run:
     """Check the run file, then train with nothing on the screen."""
     from relax_core.launch import prepare
     from relax_core.screen import Screen
     from relax_core.train import run_training
 
-    file = folder / "run.yaml"
-    file.write_text(yaml.safe_dump(run_file(a, folder)))
     run = prepare(file, a.set, report=lambda line: None)
     with Screen(run, quiet=True) as screen:
         run_training(run, screen)
@@ -157,7 +167,12 @@ def measure(a: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="relax-overlap-") as name:
         folder = Path(name)
         offer_plugins(folder / "plugins")
-        run = trained(a, folder)
+        file = folder / "run.yaml"
+        file.write_text(yaml.safe_dump(run_file(a, folder)))
+        _, others = core_of_engine(a.placement)
+        if a.runtime == "ray" and others:
+            os.sched_setaffinity(0, others)  # of this process and all that it starts
+        run = trained(a, file)
         meter = cast("Meter", run.stack.callbacks["callbacks.0"])
         summary = json.loads((run.directory / "summary.json").read_text())
         logs = {role: lines(folder / f"{role}.jsonl") for role in ("engine", "trainer")}

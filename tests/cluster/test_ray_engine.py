@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import ray
 
-from relax_core.errors import DataError, EngineError, PluginError
+from relax_core.errors import ConfigError, DataError, EngineError, PluginError
 from relax_core.interfaces import Completion, Engine, Request
 from relax_core.media import MediaStore
 from relax_core.remote.host import Host
+from relax_core.remote.wire import framed, receive
 from relax_core.router import Router
 from relax_core.testing import check_engine
 from relax_core.testing.engines import changed_weights, request
@@ -26,8 +27,11 @@ from relax_core.torch.engine import TorchEngine
 from relax_core.transports import SharedTransport
 from relax_core.types import Encoded, MediaRef, Version
 from relax_core.weights import Manifest, WeightUpdate
+from relax_plugin_ray.config import cores_of
+from relax_plugin_ray.door import Address, enter, new_name
 from relax_plugin_ray.engine import RayEngine, RunBuilder, _Client, engine_actor
 from relax_plugin_ray.media import SharedMedia
+from relax_plugin_ray.worker import keep_to
 
 pytestmark = [pytest.mark.timeout(110), pytest.mark.usefixtures("cluster")]
 
@@ -173,6 +177,58 @@ def test_what_is_said_at_once_travels_in_one_call_and_comes_back_in_few(monkeypa
         assert e._number - calls <= 2
 
     served(test, CountingBuilder())
+
+
+def test_a_stranger_at_the_door_is_not_listened_to(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (os.mkdir, (str(tmp_path / "unpickled"),))
+
+    async def greeted(address: Address, name: str) -> bytes:
+        """What the actor says to one who comes with this name, until it closes the connection."""
+        reader, writer = await enter(address, name)
+        framed(writer)([(1, [("settled", Bomb())])])
+        try:
+            return await reader.read()
+        except OSError:  # it may close before it has read all
+            return b""
+        finally:
+            writer.close()
+
+    async def test(e: RayEngine) -> None:
+        assert e.handle is not None
+        name = new_name()
+        _, address = await e.handle.open.remote(name, True)
+        assert await greeted(address, new_name()) == b""
+        assert await greeted(address, e._name) == b""  # who has this name is there already
+        assert not (tmp_path / "unpickled").exists()
+        assert (await e.generate(about("red"))).ids == [3, 1]
+        reader, writer = await enter(address, name)
+        framed(writer)([(1, [("settled", 5)])])
+        assert await receive(reader) == [(5, None, None)]
+        writer.close()
+
+    served(test, CountingBuilder())
+
+
+def test_an_engine_is_kept_to_its_cores() -> None:
+    def build() -> tuple[Engine, MediaStore]:
+        from relax_core.testing.processes import CountingBuilder
+        from relax_plugin_ray.worker import keep_to
+
+        keep_to((0,), "engine-0")
+        return CountingBuilder()()
+
+    async def test(e: RayEngine) -> None:
+        assert e.handle is not None
+        pid = await e.handle.pid.remote()
+        assert {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir(f"/proc/{pid}/task")} == {frozenset({0})}
+
+    served(test, build)
+    with pytest.raises(ConfigError, match="cores of engine-1: found 4096; its machine has 0 to"):
+        keep_to((0, 4096), "engine-1")
+    keep_to((), "engine-1")
+    assert [cores_of(((0, 1), (2,)), i) for i in range(3)] == [(0, 1), (2,), (0, 1)] and cores_of((), 1) == ()
 
 
 def test_calls_that_overtake_each_other_are_put_in_order() -> None:

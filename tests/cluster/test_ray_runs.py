@@ -16,6 +16,7 @@ import ray
 import yaml
 
 from relax_core.config.yaml import read
+from relax_core.errors import RelaxError
 from relax_core.hookspecs import Callback, StepEnd
 from relax_core.run import Run
 from relax_core.runtime import Roles
@@ -187,6 +188,13 @@ def test_what_dies_is_started_again(cluster: str, tmp_path: Path, started: list[
 
 
 VICTIMS = {2: "engine-0", 6: "environments-0", 10: "graders-0", 14: "advantages-0"}
+
+
+@pytest.mark.parametrize("role", ["engine", "trainer"])
+def test_cores_that_the_machine_has_not_end_the_run_with_their_place(cluster: str, tmp_path: Path, role: str) -> None:
+    runtime = {"id": "ray", "roles": {role: {"cores": [[4096]]}}}
+    with pytest.raises(RelaxError, match=f"runtime.roles: cores of {role}-0: found 4096; its machine has 0 to"):
+        train(text(tmp_path, runtime=runtime))
 
 
 def asked(actor: Any, what: Callable[[], T]) -> T:

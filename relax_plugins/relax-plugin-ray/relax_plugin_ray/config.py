@@ -24,6 +24,14 @@ def _whole_above_one(gpus: float) -> float:
 Gpus = Annotated[NonNegativeFloat, AfterValidator(_whole_above_one)]
 
 
+Cores = tuple[Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)], ...]
+
+
+def cores_of(cores: Cores, index: int) -> tuple[int, ...]:
+    """Those of a role's process with this number; none: it may run on any."""
+    return cores[index % len(cores)] if cores else ()
+
+
 class Replicas(ComponentConfig):
     """A role of equal processes beside each other."""
 
@@ -35,6 +43,14 @@ class Replicas(ComponentConfig):
     """Of each; parts of one may be shared."""
 
 
+class Engines(Replicas):
+    """Engines, which must not wait for a core where few cores have much to do."""
+
+    cores: Cores = ()
+    """CPU cores on which each engine's process runs, a list for each (they take turns where there are fewer lists), by
+    their numbers on its machine; default: any. Keep the others away with ``taskset`` before ``relax train``. Linux."""
+
+
 class Ranks(ComponentConfig):
     """A trainer, of policy or critic: one process group."""
 
@@ -44,12 +60,14 @@ class Ranks(ComponentConfig):
     """Of each rank, as Ray counts them."""
     gpus: Gpus = 0.0
     """Of each rank."""
+    cores: Cores = ()
+    """CPU cores on which each rank runs, as for engines."""
 
 
 class Roles(ComponentConfig):
     """What each role gets. Roles that the run does not need are not started."""
 
-    engine: Replicas = Replicas()
+    engine: Engines = Engines()
     """Sampling. Several replicas stand behind a router."""
     trainer: Ranks = Ranks()
     """Gradients of the policy."""

@@ -1,7 +1,8 @@
 """An engine that lives in a Ray actor, and its clients in any processes of the cluster.
 
-All that a client says in one turn of its event loop travels in one call, numbered; one call at a time waits for answers
-and brings all that are there. Media features travel as references into the object store where the store can share them.
+All that a client says in one turn of its event loop travels together, numbered, and so do the answers to it: through a
+socket (``door``). Media features travel as references into the object store where the store can share them; only a call
+of Ray can carry these, so what comes with them takes that way.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
-from uuid import uuid4
 
 import ray
 from ray.exceptions import RayError
@@ -21,10 +21,11 @@ from relax_core.errors import EngineError
 from relax_core.remote.client import READY, RemoteEngine
 from relax_core.remote.host import Builder, Host, Served, Take
 from relax_core.remote.sent import Pack, SentMedia
-from relax_core.remote.wire import Message, describe
+from relax_core.remote.wire import Message, Outbox, Send, describe, framed, receive
 from relax_core.setup import EngineSetup
-from relax_plugin_ray.media import SharedMedia
-from relax_plugin_ray.worker import adapter_of, imported, run_of
+from relax_plugin_ray.door import Address, Door, enter, new_name
+from relax_plugin_ray.media import Shared, SharedMedia
+from relax_plugin_ray.worker import adapter_of, imported, keep_to, run_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Engine
@@ -34,7 +35,9 @@ Actor = Any
 """A handle of an ``EngineActor``."""
 
 CONCURRENCY = 10_000
-"""Calls that an engine actor runs at once; two of each client wait there all the time."""
+"""Calls that an engine actor runs at once; a guest's first one waits there for the owner's."""
+_CONNECT_S = 60.0
+"""How long a client that was opened may take to connect."""
 
 _GRACE_S = 3.0
 """How long ``stop`` waits for the engine to end by itself."""
@@ -49,8 +52,10 @@ class RunBuilder:
     resolved: Mapping[str, Any]
     role: str
     deterministic: bool
+    cores: tuple[int, ...] = ()
 
     def __call__(self) -> tuple[Engine, MediaStore]:
+        keep_to(self.cores, self.role)
         run = run_of(self.resolved, self.role)
         imported(run, "engines", run.config.engine)
         adapter, media = adapter_of(run)
@@ -73,7 +78,8 @@ class EngineActor:
         self._host: Host | None = None
         self._clients: dict[str, _Client] = {}
         self._begun = asyncio.Event()
-        self._lives: dict[str, asyncio.Event] = {}
+        self._door = Door(self._visit)
+        self._address: Address | None = None
 
     def __repr__(self) -> str:
         return str(getattr(self._builder, "role", "engine"))
@@ -81,72 +87,81 @@ class EngineActor:
     async def pid(self) -> int:
         return os.getpid()
 
-    async def open(self, name: str, guest: bool, life: list[Any]) -> list[Message]:
-        """Begin to serve a client until ``life``, a reference that it owns, ends with it. Guests wait for the owner."""
+    async def open(self, name: str, guest: bool) -> tuple[list[Message], Address | None]:
+        """Begin to serve a client, which connects then, until its connection ends. Guests wait for the owner.
+
+        Gives what a client is told first, and where to connect, unless that was an error.
+        """
         try:
             if guest:
                 await self._begun.wait()
             else:
                 await self._begin()
         except Exception as error:
-            return [(READY, *describe(error))]
+            return [(READY, *describe(error))], None
         assert self._host is not None
-        client = self._clients[name] = _Client(self._host, guest)
-        client.watch = asyncio.create_task(self._watch(name, life[0]))
-        return [(READY, None, self._host.engine.exact_versions)]
+        self._clients[name] = _Client(self._host, guest)
+        asyncio.get_running_loop().call_later(_CONNECT_S, self._miss, name)
+        return [(READY, None, self._host.engine.exact_versions)], self._address
 
     async def _begin(self) -> None:
         engine, media = self._builder()
         await engine.start()
+        self._address = await self._door.open()
         self._host = Host(engine, media, _taker(media), _address)
         self._begun.set()
 
-    async def send(self, name: str, number: int, messages: list[Message]) -> None:
-        """Messages of a client, of which this is the ``number``-th call. Calls may overtake each other on their way."""
-        if client := self._clients.get(name):
-            client.receive(number, messages)
+    def _miss(self, name: str) -> None:
+        """It has ended before it could connect."""
+        if (client := self._clients.get(name)) and not client.connected.is_set():
+            self._close(name)
 
-    async def collect(self, name: str) -> list[Message] | None:
-        """All answers that are there, once there are some; None when this client is not served (any more)."""
+    async def _visit(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = self._clients.get(name)
-        return await client.collect() if client else None
+        if client is None or client.connected.is_set():
+            return
+        client.connect(framed(writer))
+        try:
+            while (frame := await receive(reader)) is not None:
+                for number, messages in frame:
+                    client.receive(number, messages)
+        finally:
+            self._close(name)
 
-    async def linger(self, name: str) -> None:
-        """Wait until the client is closed. The reference of this call is the client's life: it ends with its owner."""
-        await self._lives.setdefault(name, asyncio.Event()).wait()
+    async def send(self, name: str, number: int, messages: list[Message]) -> None:
+        """Messages of a client, the ``number``-th that it sends, with references; others may overtake them."""
+        if client := self._clients.get(name):
+            await client.connected.wait()
+            if name in self._clients:
+                client.receive(number, messages)
 
     async def close(self, name: str) -> None:
-        if life := self._lives.pop(name, None):
-            life.set()
+        self._close(name)
+
+    def _close(self, name: str) -> None:
         if client := self._clients.pop(name, None):
             client.close()
 
     async def stop(self) -> None:
         for name in list(self._clients):
-            await self.close(name)
+            self._close(name)
         if self._host is not None:
             await self._host.engine.stop()
 
-    async def _watch(self, name: str, life: Any) -> None:
-        with contextlib.suppress(RayError):
-            await life  # raises when its owner, the client's process, is gone
-        client = self._clients.get(name)
-        if client is not None:
-            client.watch = None
-            await self.close(name)
-
 
 class _Client:
-    """A client at the actor: calls put in order, and answers until they are collected."""
+    """A client at the actor: what it sends put in order, and the way back."""
 
     def __init__(self, host: Host, guest: bool) -> None:
         self._served = Served(host, self._answer, guest)
         self._early: dict[int, list[Message]] = {}
         self._next = 1
-        self._answers: list[Message] = []
-        self._some = asyncio.Event()
-        self._closed = False
-        self.watch: asyncio.Task[None] | None = None
+        self._outbox: Outbox | None = None
+        self.connected = asyncio.Event()
+
+    def connect(self, send: Send) -> None:
+        self._outbox = Outbox(send)
+        self.connected.set()
 
     def receive(self, number: int, messages: list[Message]) -> None:
         self._early[number] = messages
@@ -154,24 +169,13 @@ class _Client:
             self._next += 1
             self._served.apply(due)
 
-    async def collect(self) -> list[Message] | None:
-        await self._some.wait()
-        if self._closed:
-            return None
-        self._some.clear()
-        answers, self._answers = self._answers, []
-        return answers
-
     def close(self) -> None:
-        self._closed = True
-        self._some.set()
         self._served.close()
-        if self.watch is not None:
-            self.watch.cancel()
+        self.connected.set()
 
     def _answer(self, *answer: Any) -> None:
-        self._answers.append(answer)
-        self._some.set()
+        assert self._outbox is not None, "nothing is received before the client is connected"
+        self._outbox.put(*answer)
 
 
 def _address() -> str | None:
@@ -225,6 +229,7 @@ class RayEngine(RemoteEngine):
         self._name = ""
         self._number = 0
         self._starting = False
+        self._write: Send | None = None
         self._reading: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Future[None]] = set()
 
@@ -287,7 +292,7 @@ class RayEngine(RemoteEngine):
             pause = min(2 * pause, _RETRY_S[1])
 
     async def _join(self, handle: Actor) -> None:
-        self.handle, self._name, self._number = handle, uuid4().hex, 0
+        self.handle, self._name, self._number = handle, new_name(), 0
         self._open(self._send)
         self._reading = asyncio.create_task(self._read(handle, self._name), name="engine actor")
         await self._begin()
@@ -313,9 +318,12 @@ class RayEngine(RemoteEngine):
             ray.kill(handle)
 
     def _send(self, messages: list[Message]) -> None:
-        assert self.handle is not None
+        assert self.handle is not None and self._write is not None
         self._number += 1
         try:
+            if not _refer(messages):
+                self._write([(self._number, messages)])
+                return
             call = self.handle.send.remote(self._name, self._number, messages)
         except Exception as error:  # called by the event loop, where nobody else hears of it
             self._die(f"a message to it cannot travel: {_line(error)}")
@@ -332,15 +340,39 @@ class RayEngine(RemoteEngine):
                 self._die(_line(error))
 
     async def _read(self, handle: Actor, name: str) -> None:
-        life = handle.linger.remote(name)
         try:
-            answers = await handle.open.remote(name, self._guest, [life])
+            answers, address = await handle.open.remote(name, self._guest)
+            if address is None:
+                self._deliver(answers)
+                return
+            await self._listen(answers, *await enter(address, name))
+            self._die(await _why(handle))
+        except (RayError, OSError) as error:  # a TimeoutError, too
+            self._die(_line(error))
+
+    async def _listen(self, first: list[Message], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._write = framed(writer)
+        try:
+            answers: list[Message] | None = first
             while answers is not None:
                 self._deliver(answers)
-                answers = await handle.collect.remote(name)
-            self._die("it serves this client no more")
-        except RayError as error:
-            self._die(_line(error))
+                answers = await receive(reader)
+        finally:
+            writer.close()
+
+
+async def _why(handle: Actor) -> str:
+    """Why its connection has ended: Ray knows whether the actor has. Raises RayError if so."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_GRACE_S):
+            await handle.pid.remote()
+            return "it serves this client no more"
+    return "the connection broke, and it does not answer"
+
+
+def _refer(messages: Iterable[Message]) -> bool:
+    """Whether references into the object store are among them: these travel by Ray alone, which counts them."""
+    return any(kind == "put" and isinstance(about[1], Shared) for kind, *about in messages)
 
 
 def _line(error: Exception) -> str:

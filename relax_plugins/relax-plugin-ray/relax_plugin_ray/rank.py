@@ -21,7 +21,7 @@ from relax_core.run import build_algorithm
 from relax_core.runtime import published
 from relax_core.setup import TrainerSetup
 from relax_plugin_ray.rows import Intake, PeerFeed, opened
-from relax_plugin_ray.worker import adapter_of, imported, run_of
+from relax_plugin_ray.worker import adapter_of, imported, keep_to, run_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import StepResult, Trainer
@@ -79,9 +79,10 @@ class RankActor:
         size: int,
         transport: str = "shared",
         learner: LearnerName = "policy",
+        cores: tuple[int, ...] = (),
     ) -> None:
         self._resolved, self._role, self._rank, self._size = resolved, role, rank, size
-        self._transport, self._learner = transport, learner
+        self._transport, self._learner, self._cores = transport, learner, cores
         self._thread = ThreadPoolExecutor(1, "follow") if rank else None
         self._parts: _Parts | None = None
 
@@ -122,6 +123,7 @@ class RankActor:
             await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _build(self, address: str, peers: Sequence[Any], patience_s: float) -> None:
+        keep_to(self._cores, self._role)
         run = run_of(self._resolved, self._role)
         imported(run, "trainers", run.config.trainer)
         adapter, media = adapter_of(run)

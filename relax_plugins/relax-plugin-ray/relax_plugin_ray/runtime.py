@@ -18,7 +18,7 @@ from relax_core.runtime import Note, Roles, Runtime
 from relax_core.scoring import asks_policy
 from relax_core.stages import Here
 from relax_plugin_ray.checks import problems
-from relax_plugin_ray.config import RayConfig, Replicas
+from relax_plugin_ray.config import Ranks, RayConfig, Replicas, cores_of
 from relax_plugin_ray.plan import ASKING, CRITIC, OLD_POLICY, needed_others, old_policy_apart
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ class RayRuntime(Runtime):
         from relax_plugin_ray.engine import RayEngine, RunBuilder, engine_actor
 
         def owner(index: int) -> RayEngine:
-            builder = RunBuilder(plain, f"engine-{index}", self._deterministic(run))
+            cores = cores_of(self.config.roles.engine.cores, index)
+            builder = RunBuilder(plain, f"engine-{index}", self._deterministic(run), cores)
 
             def create() -> Any:
                 actor = engine_actor(builder, **self._options("engine", index))
@@ -147,11 +148,13 @@ class RayRuntime(Runtime):
         from relax_plugin_ray.trainer import TrainerGroup
 
         role = CRITIC if learner == "critic" else "trainer"
-        size = getattr(self.config.roles, role).ranks
+        own: Ranks = getattr(self.config.roles, role)
+        size = own.ranks
 
         def create(rank: int) -> Any:
             options = self._options(role, rank)
-            return actor_of(RankActor, **options)(plain, f"{role}-{rank}", rank, size, self._transport(), learner)
+            about = (rank, size, self._transport(), learner, cores_of(own.cores, rank))
+            return actor_of(RankActor, **options)(plain, f"{role}-{rank}", *about)
 
         self._trainers.append(TrainerGroup(create, size, media, start_s=self.config.start_s, role=role))
         return self._trainers[-1]

@@ -5,14 +5,16 @@ Nothing here imports torch: that is left to what a role builds.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from relax_core.errors import ConfigError
 from relax_plugin_ray.logs import to_role_log
 from relax_plugin_ray.media import SharedMedia
 
@@ -30,6 +32,23 @@ def confine() -> None:
     here = ray.get_runtime_context()
     if here.get_actor_id() is not None and not here.get_accelerator_ids()["GPU"]:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def keep_to(cores: Sequence[int], role: str) -> None:
+    """Run on these cores alone, with all threads of this process; on any without some.
+
+    Raises ConfigError for cores that this machine has not, and where processes cannot be kept to cores.
+    """
+    if not cores:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError(f"runtime.roles: cores of {role}: only Linux keeps processes to cores; leave them out")
+    last = (os.cpu_count() or 1) - 1
+    if max(cores) > last:
+        raise ConfigError(f"runtime.roles: cores of {role}: found {max(cores)}; its machine has 0 to {last}")
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def run_of(resolved: Mapping[str, Any], role: str) -> Run:
