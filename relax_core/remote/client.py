@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.errors import EngineError
 from relax_core.interfaces import Completion, Engine, Interrupt, Pool, Request
-from relax_core.remote.wire import Message, Outbox, Send, restore
+from relax_core.remote.wire import Message, Outbox, Send, receive, restore
 
 if TYPE_CHECKING:
     from relax_core.remote.sent import SentMedia
@@ -46,7 +46,13 @@ class RemoteEngine(Engine):
     # --- the channel -------------------------------------------------------------------------------------------------
 
     def _open(self, send: Send) -> None:
-        self._outbox, self._begun, self._dead, self._gone = Outbox(send), False, None, asyncio.Event()
+        def or_die(messages: list[Message]) -> None:
+            try:
+                send(messages)
+            except Exception as error:  # called by the event loop, where nobody else hears of it
+                self._die(f"a message to it cannot travel: {type(error).__name__}: {error}")
+
+        self._outbox, self._begun, self._dead, self._gone = Outbox(or_die), False, None, asyncio.Event()
         self._sent.forget()
 
     async def _begin(self) -> None:
@@ -56,6 +62,14 @@ class RemoteEngine(Engine):
         self._begun = True
         for pool in self._entered.elements():
             self._outbox.put("enter", pool)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Deliver until nothing comes any more. What cannot be read is an end, too: somebody waits for it."""
+        try:
+            while (answers := await receive(reader)) is not None:
+                self._deliver(answers)
+        except Exception as error:
+            self._die(f"an answer of it cannot be read: {type(error).__name__}: {error}")
 
     def _deliver(self, answers: Iterable[Message]) -> None:
         for serial, name, value in answers:

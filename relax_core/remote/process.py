@@ -21,7 +21,7 @@ from relax_core.errors import EngineError
 from relax_core.remote.client import READY, RemoteEngine
 from relax_core.remote.host import Builder, Host, Served
 from relax_core.remote.sent import SentMedia
-from relax_core.remote.wire import Outbox, describe, framed, receive
+from relax_core.remote.wire import Outbox, answering, describe, framed, receive
 
 if TYPE_CHECKING:
     from relax_core.media import MediaStore
@@ -111,8 +111,7 @@ class ProcessEngine(RemoteEngine):
         self._process = self._reading = self._writer = None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while (answers := await receive(reader)) is not None:
-            self._deliver(answers)
+        await self._listen(reader)
         process = self._process
         if process is not None:
             await asyncio.to_thread(process.join, _GRACE_S)  # its end of the socket is closed: it is as good as gone
@@ -170,8 +169,7 @@ class GuestEngine(RemoteEngine):
         self._reading = self._writer = None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while (answers := await receive(reader)) is not None:
-            self._deliver(answers)
+        await self._listen(reader)
         self._die("its process ended")
 
 
@@ -186,7 +184,7 @@ def _main(connection: socket.socket, builder: Builder, address: str | None) -> N
 
 async def _child(connection: socket.socket, builder: Builder, address: str | None) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
-    outbox = Outbox(framed(writer))
+    outbox = Outbox(answering(writer))
     try:
         engine, media = builder()
         await engine.start()
@@ -220,7 +218,7 @@ async def _invite(host: Host, address: str) -> None:
     """Serve every process that connects to this address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        outbox = Outbox(framed(writer))
+        outbox = Outbox(answering(writer))
         outbox.put(READY, None, host.engine.exact_versions)
         served = Served(host, outbox.put, guest=True)
         try:

@@ -49,14 +49,38 @@ def framed(writer: asyncio.StreamWriter) -> Send:
     return send
 
 
+def answering(writer: asyncio.StreamWriter) -> Send:
+    """As ``framed``, for answers: one that cannot be pickled travels as an error, and the others as they are."""
+    send = framed(writer)
+
+    def each(messages: list[Message]) -> None:
+        for serial, name, value in messages:
+            try:
+                send([(serial, name, value)])
+            except Exception as error:
+                send([(serial, *describe(EngineError(f"an answer of the engine cannot travel: {_line(error)}")))])
+
+    def together(messages: list[Message]) -> None:
+        try:
+            send(messages)
+        except Exception:
+            each(messages)
+
+    return together
+
+
 async def receive(reader: asyncio.StreamReader) -> list[Message] | None:
-    """The messages of the next frame; None when the other side is gone."""
+    """The messages of the next frame; None when the other side is gone. Raises what unpickling raises."""
     try:
         (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
         messages: list[Message] = pickle.loads(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, OSError):
         return None
     return messages
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def describe(error: BaseException) -> tuple[str, str]:

@@ -20,7 +20,14 @@ from relax_core.remote.wire import framed, receive
 from relax_core.router import Router
 from relax_core.testing import check_engine
 from relax_core.testing.engines import changed_weights, request
-from relax_core.testing.processes import ENDLESS, CountingBuilder, CountingEngine, RefusingBuilder
+from relax_core.testing.processes import (
+    ENDLESS,
+    CountingBuilder,
+    CountingEngine,
+    OddBuilder,
+    RefusingBuilder,
+    check_what_cannot_travel,
+)
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.testing.two_turns import IMAGE, filled, play, plays
 from relax_core.torch.engine import TorchEngine
@@ -229,6 +236,10 @@ def test_an_engine_is_kept_to_its_cores() -> None:
         keep_to((0, 4096), "engine-1")
     keep_to((), "engine-1")
     assert [cores_of(((0, 1), (2,)), i) for i in range(3)] == [(0, 1), (2,), (0, 1)] and cores_of((), 1) == ()
+
+
+def test_what_cannot_travel_or_be_read_is_an_error_and_nobody_waits_for_it() -> None:
+    served(check_what_cannot_travel, OddBuilder())
 
 
 def test_calls_that_overtake_each_other_are_put_in_order() -> None:

@@ -21,7 +21,14 @@ from relax_core.remote.sent import SentMedia
 from relax_core.remote.wire import restore
 from relax_core.testing.engines import TinyBuilder, changed_weights, request
 from relax_core.testing.living import lives
-from relax_core.testing.processes import ENDLESS, CountingBuilder, RefusingBuilder, VanishingBuilder
+from relax_core.testing.processes import (
+    ENDLESS,
+    CountingBuilder,
+    OddBuilder,
+    RefusingBuilder,
+    VanishingBuilder,
+    check_what_cannot_travel,
+)
 from relax_core.testing.tiny import tiny_adapter
 from relax_core.testing.two_turns import IMAGE, plays, stored
 from relax_core.transports import SharedTransport
@@ -101,6 +108,18 @@ def test_the_same_bits_as_in_this_process_through_plays_weights_and_aborts() -> 
             await e.stop()
         with pytest.raises(EngineError, match="it was stopped"):
             await e.health()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_travel_or_be_read_is_an_error_and_nobody_waits_for_it() -> None:
+    async def main() -> None:
+        e = ProcessEngine(OddBuilder(), stored())
+        await e.start()
+        try:
+            await check_what_cannot_travel(e)
+        finally:
+            await e.stop()
 
     asyncio.run(main())
 

@@ -21,7 +21,7 @@ from relax_core.errors import EngineError
 from relax_core.remote.client import READY, RemoteEngine
 from relax_core.remote.host import Builder, Host, Served, Take
 from relax_core.remote.sent import Pack, SentMedia
-from relax_core.remote.wire import Message, Outbox, Send, describe, framed, receive
+from relax_core.remote.wire import Message, Outbox, Send, answering, describe, framed, receive
 from relax_core.setup import EngineSetup
 from relax_plugin_ray.door import Address, Door, enter, new_name
 from relax_plugin_ray.media import Shared, SharedMedia
@@ -120,7 +120,7 @@ class EngineActor:
         client = self._clients.get(name)
         if client is None or client.connected.is_set():
             return
-        client.connect(framed(writer))
+        client.connect(answering(writer))
         try:
             while (frame := await receive(reader)) is not None:
                 for number, messages in frame:
@@ -320,14 +320,10 @@ class RayEngine(RemoteEngine):
     def _send(self, messages: list[Message]) -> None:
         assert self.handle is not None and self._write is not None
         self._number += 1
-        try:
-            if not _refer(messages):
-                self._write([(self._number, messages)])
-                return
-            call = self.handle.send.remote(self._name, self._number, messages)
-        except Exception as error:  # called by the event loop, where nobody else hears of it
-            self._die(f"a message to it cannot travel: {_line(error)}")
+        if not _refer(messages):
+            self._write([(self._number, messages)])
             return
+        call = self.handle.send.remote(self._name, self._number, messages)
         sending = asyncio.ensure_future(self._sent_off(call, self._name))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
@@ -345,20 +341,16 @@ class RayEngine(RemoteEngine):
             if address is None:
                 self._deliver(answers)
                 return
-            await self._listen(answers, *await enter(address, name))
+            reader, writer = await enter(address, name)
+            self._write = framed(writer)
+            try:
+                self._deliver(answers)
+                await self._listen(reader)
+            finally:
+                writer.close()
             self._die(await _why(handle))
         except (RayError, OSError) as error:  # a TimeoutError, too
             self._die(_line(error))
-
-    async def _listen(self, first: list[Message], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._write = framed(writer)
-        try:
-            answers: list[Message] | None = first
-            while answers is not None:
-                self._deliver(answers)
-                answers = await receive(reader)
-        finally:
-            writer.close()
 
 
 async def _why(handle: Actor) -> str:
