@@ -6,13 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 import yaml
 
-from relax_core.errors import ConfigError
+from relax_core.chat import Chat
+from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import Environment
 from relax_core.testing.scripted_plays import play
 from relax_core.types import (
@@ -212,6 +213,27 @@ def test_rows_are_played_with_the_tools_of_the_run_file(folder: Path) -> None:
     assert results(found, 1) == [(Text("42"),), (Text("hello 世界"),), (Text("8"),)]
     first = found.turns[0].prompt[0]
     assert [spec.name for spec in first.parts if isinstance(spec, ToolSpec)] == ["twice", "greet", "count"]
+
+
+def test_a_row_has_the_tools_that_it_names(folder: Path) -> None:
+    wanted: list[Any] = [
+        [{"type": "function", "function": {"name": "count"}}, {"name": "twice"}],
+        [],  # as in all columns, nothing is nothing
+        None,
+        [{"name": "search"}],
+    ]
+    rows = [{"prompt": f"what is {i} ?", "answer": "4", "tools": names} for i, names in enumerate(wanted)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    env = using(
+        folder,
+        '[{id: function, path: "own.py:double", name: twice}, {id: function, path: "own.py:ready"},'
+        ' {id: function, path: "own.py:Counter", options: {start: 7}}]',
+    )
+    given = [[tool.name for tool in env.tools(task, cast("Chat", None))] for task in list(env.tasks("train"))[:3]]
+    every = ["twice", "greet", "count"]
+    assert given == [["count", "twice"], every, every]
+    with pytest.raises(DataError, match=r"its row asks for the tool 'search'.* has twice, greet, count: name it there"):
+        env.tools(env.tasks("train")[3], cast("Chat", None))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the guards are those of Linux")

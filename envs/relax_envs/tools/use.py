@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from relax_core.errors import ConfigError
+from relax_core.errors import ConfigError, DataError
 from relax_core.interfaces import ComponentConfig
 from relax_envs.data.environment import RowsEnvironment
 from relax_envs.named import in_words, load
@@ -39,7 +39,10 @@ ToolSection = Annotated[PythonTool.Config | FunctionSection, Field(discriminator
 
 
 class ToolUse(RowsEnvironment, ToolEnvironment):
-    """Reads rows as ``single_turn`` does; all plays share the tools, so that they keep nothing between calls."""
+    """Reads rows as ``single_turn`` does; all plays share the tools, so that they keep nothing between calls.
+
+    A row that has ``tools`` is played with those of them.
+    """
 
     class Config(ToolEnvironment.Config, RowsEnvironment.Config):
         tools: Annotated[tuple[ToolSection, ...], Field(min_length=1)]
@@ -48,10 +51,20 @@ class ToolUse(RowsEnvironment, ToolEnvironment):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._tools = [_made(section) for section in config.tools]
-        by_name(self._tools)
+        self._named = by_name(self._tools)
 
     def tools(self, task: Task, chat: Chat) -> Sequence[Tool]:
-        return self._tools
+        """All, or those that the row names. Raises DataError for one that the run file does not have."""
+        row: Sequence[Mapping[str, Any]] | None = task.metadata.get("tools")
+        if row is None:
+            return self._tools
+        names = [one.get("function", one)["name"] for one in row]
+        if unknown := [name for name in names if name not in self._named]:
+            raise DataError(
+                f"task {task.id}: its row asks for the tool {unknown[0]!r}; environments.tools has "
+                f"{', '.join(self._named)}: name it there, or take it out of the row"
+            )
+        return [self._named[name] for name in dict.fromkeys(names)]
 
 
 def _made(section: PythonTool.Config | FunctionSection) -> Tool:
