@@ -1,4 +1,4 @@
-"""Engines without a model, and builders that fail, for tests of engine processes: they start at once."""
+"""For tests of engines elsewhere: engines without a model, which start at once, builders that fail, odd answers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from uuid import uuid4
 
-import ray
+from relax_plugin_ray.worker import node_address
 
 NAME = 32
 """Characters of a name."""
@@ -43,13 +43,14 @@ class Door:
 
     def __init__(self, visit: Visit) -> None:
         self._visit = visit
+        self.address: Address | None = None
+        """Where clients enter, once it is open."""
 
-    async def open(self) -> Address:
+    async def open(self) -> None:
         """Listen where the other nodes of the cluster reach this one, on a free port."""
-        here: Callable[[], str] = ray.util.get_node_ip_address
-        host = here()
+        host = node_address()
         server = await asyncio.start_server(self._greet, host, 0, limit=_BUFFER)
-        return Address(host, server.sockets[0].getsockname()[1])
+        self.address = Address(host, server.sockets[0].getsockname()[1])
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _notice_lost_machines(writer)

@@ -25,7 +25,7 @@ from relax_core.remote.wire import Message, Outbox, Send, answering, describe, f
 from relax_core.setup import EngineSetup
 from relax_plugin_ray.door import Address, Door, enter, new_name
 from relax_plugin_ray.media import Shared, SharedMedia
-from relax_plugin_ray.worker import adapter_of, imported, keep_to, run_of
+from relax_plugin_ray.worker import adapter_of, imported, keep_to, node_address, run_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import Engine
@@ -79,7 +79,6 @@ class EngineActor:
         self._clients: dict[str, _Client] = {}
         self._begun = asyncio.Event()
         self._door = Door(self._visit)
-        self._address: Address | None = None
 
     def __repr__(self) -> str:
         return str(getattr(self._builder, "role", "engine"))
@@ -102,12 +101,12 @@ class EngineActor:
         assert self._host is not None
         self._clients[name] = _Client(self._host, guest)
         asyncio.get_running_loop().call_later(_CONNECT_S, self._miss, name)
-        return [(READY, None, self._host.engine.exact_versions)], self._address
+        return [(READY, None, self._host.engine.exact_versions)], self._door.address
 
     async def _begin(self) -> None:
         engine, media = self._builder()
         await engine.start()
-        self._address = await self._door.open()
+        await self._door.open()
         self._host = Host(engine, media, _taker(media), _address)
         self._begun.set()
 
@@ -181,9 +180,8 @@ class _Client:
 def _address() -> str | None:
     """Of this machine, if the cluster has others: peers cannot map the memory of this one there."""
     nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-    address: Callable[[], str] = ray.util.get_node_ip_address
     others = sum(bool(node["Alive"]) for node in nodes()) > 1
-    return address() if others else None
+    return node_address() if others else None
 
 
 def _taker(media: MediaStore) -> Take:

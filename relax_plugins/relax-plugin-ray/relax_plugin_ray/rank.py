@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import ray
-
 from relax_core.config.schema import ComponentSection
 from relax_core.errors import RelaxError
 from relax_core.interfaces import Columns
@@ -21,7 +19,7 @@ from relax_core.run import build_algorithm
 from relax_core.runtime import published
 from relax_core.setup import TrainerSetup
 from relax_plugin_ray.rows import Intake, PeerFeed, opened
-from relax_plugin_ray.worker import adapter_of, imported, keep_to, run_of
+from relax_plugin_ray.worker import adapter_of, imported, keep_to, node_address, run_of
 
 if TYPE_CHECKING:
     from relax_core.interfaces import StepResult, Trainer
@@ -99,7 +97,7 @@ class RankActor:
 
     async def address(self) -> str:
         """A free place on this machine where ranks can meet."""
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        host = node_address()
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
             free.bind((host, 0))
             port = free.getsockname()[1]

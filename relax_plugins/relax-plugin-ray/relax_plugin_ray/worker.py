@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -32,6 +32,12 @@ def confine() -> None:
     here = ray.get_runtime_context()
     if here.get_actor_id() is not None and not here.get_accelerator_ids()["GPU"]:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def node_address() -> str:
+    """Where the other nodes of the cluster reach this one."""
+    here: Callable[[], str] = ray.util.get_node_ip_address
+    return here()
 
 
 def keep_to(cores: Sequence[int], role: str) -> None:

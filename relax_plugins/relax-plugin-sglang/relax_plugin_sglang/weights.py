@@ -151,7 +151,8 @@ class IpcSender(Sender):
             # One entry for each rank, made anew: the memory of a GPU counts its readers.
             entries = [_pickled(bucket) for _ in range(self.ranks)]
             body: dict[str, Any] = {"serialized_named_tensors": entries, "load_format": "flattened_bucket"}
-            body |= last if number == len(buffers) else {}
+            if number == len(buffers):
+                body |= last
             await self._update("/update_weights_from_tensor", body)
         if named[0][1].is_cuda:
             import torch

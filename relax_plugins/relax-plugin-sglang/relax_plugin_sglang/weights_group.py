@@ -61,7 +61,8 @@ class GroupSender(Sender):
                 "group_name": self._name,
                 "load_format": "flattened_bucket",
             }
-            body |= last if number == len(buckets) else {}
+            if number == len(buckets):
+                body |= last
             packed = _packed(bucket)
             group = self._group
             await self._both(
