@@ -19,6 +19,7 @@ from torch import Tensor
 
 from relax_core.errors import EngineError
 from relax_core.interfaces import POOLS, Completion, ModelAdapter, Pool, Request
+from relax_core.torch.host_memory import HostMemory, Put, onto, settle
 from relax_core.torch.kv import CACHE_ARGUMENT, SlotCache, attention_windows, text_config
 from relax_core.torch.queue import Prompt, Queue, Waiting, batches, check_request
 from relax_core.torch.rows import Rows
@@ -77,6 +78,7 @@ class Decoder:
         self._banned = torch.tensor(sorted(adapter.banned_token_ids), dtype=torch.long, device=self.device)
         self._stops = np.asarray(sorted(adapter.stop_ids), np.int64)
         self._tickets = count()
+        self._host = HostMemory()
         self._pools: dict[Pool, _Pool] = {pool: _Pool(Rows(seed)) for pool in POOLS}
 
     @property
@@ -133,14 +135,23 @@ class Decoder:
         adopt_weights(self.model, weights, held)
         self.versions.append(version)
 
-    def move(self, device: str) -> None:
-        """Put the model elsewhere. Only while no row is running."""
-        was = self.device
-        self.model.to(device)
+    def leave(self) -> None:
+        """The model to main memory. Only while no row is running."""
+        if self.device.type == "cuda":
+            self._move(self._host.room((*self.model.parameters(), *self.model.buffers())))
+            torch.cuda.empty_cache()
+
+    def enter(self, device: str) -> None:
+        """Undo ``leave``."""
+        if torch.device(device).type == "cuda":
+            self._move(onto(device))
+
+    def _move(self, put: Put) -> None:
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            tensor.data = put(tensor)
+        settle()
         self.device = next(self.model.parameters()).device
         self._banned = self._banned.to(self.device)
-        if was.type == "cuda" and self.device != was:
-            torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def step(self, pool: Pool) -> Ended:

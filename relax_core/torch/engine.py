@@ -290,11 +290,11 @@ class TorchEngine(Engine):
         self._asleep = True
         self._deliver_all(decoder.abort())
         self._mark_idle(decoder)
-        decoder.move("cpu")
+        decoder.leave()
 
     async def wake(self) -> None:
         """Back to the device; then ``load_weights`` as ever."""
-        self._alive().move(_device(self.config.device))
+        self._alive().enter(_device(self.config.device))
         self._asleep = False
         self._wake.set()
 

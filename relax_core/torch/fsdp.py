@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relax_core.errors import ConfigError
+from relax_core.torch.host_memory import Put
 from relax_core.torch.ranks import Ranks
 
 T = TypeVar("T")
@@ -93,9 +94,23 @@ class Shards:
 
         return cast(Tensor, _Anchor.apply(complete, *outputs))  # type: ignore[no-untyped-call]
 
-    def to(self, device: str) -> None:
-        """Move all parts to a device."""
-        self.root.to(device)
+    def move(self, put: Put) -> None:
+        """All parts, and the buffers, to where ``put`` copies them, each once."""
+        there: set[int] = set()
+
+        def moved(tensor: Tensor) -> Tensor:
+            if id(tensor) in there:  # a tied one, under its other name
+                return tensor
+            there.add(id(tensor))
+            if not isinstance(tensor, DTensor):
+                return put(tensor)
+            # A divided tensor around another part. DTensor.from_local would take the part to the mesh's device.
+            divided: Any = tensor
+            names, about = divided.__tensor_flatten__()
+            inner = {name: getattr(divided, name) for name in names} | {"_local_tensor": put(part_of(tensor))}
+            return cast(Tensor, divided.__tensor_unflatten__(inner, about, tensor.shape, tensor.stride()))
+
+        cast(Any, self.root)._apply(moved)  # what Module.to does with a function of its own
 
 
 class _Anchor(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from relax_core.errors import CheckpointError, RelaxError
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.fsdp import Shards, cut_as, part_of, whole
+from relax_core.torch.host_memory import HostMemory, Put, onto, settle
 from relax_core.torch.optim import Optimizer, learning_rate, named_tensors
 from relax_core.torch.ranks import ALONE, Ranks
 
@@ -40,6 +41,7 @@ class Learner:
         self.ranks, self.shards = ranks, shards
         self.optimizer = Optimizer(module, config, steps, ranks, shards)
         self._nonfinite = 0
+        self._host = HostMemory()
 
     def may_move(self, step: int, norm: float) -> bool:
         """Whether a gradient of this norm moves the weights. One that does not is forgotten: zero, absent, not finite.
@@ -153,15 +155,23 @@ class Learner:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def move(self, device: str) -> None:
-        """Everything to a device, with the same bits; the gradient is forgotten."""
+    def leave(self) -> None:
+        """Everything to main memory, with the same bits; the gradient is forgotten."""
         self.optimizer.clear()
+        self._move(self._host.room(tensor for _, tensor in self.tensors()))
+
+    def enter(self, device: str) -> None:
+        """Undo ``leave``; its memory is kept for the next time."""
+        self._move(onto(device))
+
+    def _move(self, put: Put) -> None:
         if self.shards is not None:
-            self.shards.to(device)
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            if not isinstance(tensor, DTensor):
-                tensor.data = tensor.data.to(device)
-        self.optimizer.move(device)
+            self.shards.move(put)
+        else:
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                tensor.data = put(tensor)
+        self.optimizer.move(put)
+        settle()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All that it keeps on this rank: ``weights``, ``masters``, ``gradients``, ``optimizer``."""

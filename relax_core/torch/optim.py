@@ -13,6 +13,7 @@ from torch.nn.utils import get_total_norm
 
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.fsdp import Shards, cut_as, part_of, whole
+from relax_core.torch.host_memory import Put
 from relax_core.torch.ranks import ALONE, Ranks
 
 _BUCKET = 1 << 24
@@ -214,18 +215,19 @@ class Optimizer:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def move(self, device: str) -> None:
-        """Masters and averages; the model's own tensors must be there already. The gradient is forgotten."""
+    def move(self, put: Put) -> None:
+        """Masters and averages to where ``put`` copies them; the model's own must be there already. The gradient is
+        forgotten."""
         self.clear()
         for name, master in self._masters.items():
             parameter = self._parameters[name]
             if isinstance(parameter, DTensor):
                 master.data = part_of(parameter)
             elif master is not parameter:
-                master.data = master.data.to(device)
+                master.data = put(master)
             values = self._adamw.state.get(master, {})
             for key, value in values.items():
-                values[key] = value.to(device)
+                values[key] = put(value)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """What is held beside the model: ``masters`` of their own, ``gradients``, ``optimizer``."""

@@ -211,20 +211,17 @@ class TorchTrainer(Trainer):
     def sleep_here(self) -> None:
         """``sleep`` on this rank; once is enough."""
         if not self.asleep:
-            self._move("cpu")
+            if self.device != "cpu":
+                self.learner.leave()
+                torch.cuda.empty_cache()
             self.asleep, self.sleeps = True, self.sleeps + 1
 
     def wake_here(self) -> None:
         """``wake`` on this rank."""
         if self.asleep:
-            self._move(self.device)
+            if self.device != "cpu":
+                self.learner.enter(self.device)
             self.asleep, self.wakes = False, self.wakes + 1
-
-    def _move(self, device: str) -> None:
-        if self.device == "cpu":
-            return
-        self.learner.move(device)
-        torch.cuda.empty_cache()
 
     def memory(self) -> dict[str, int]:
         """Bytes on this rank's device: ``weights``, ``masters``, ``gradients``, ``optimizer``."""

@@ -26,6 +26,7 @@ from relax_core.testing.gradients import banning, rows_of_lengths
 from relax_core.testing.ranks import distance, fork_ranks, run_ranks
 from relax_core.testing.training import row, tiny_run
 from relax_core.torch.config import TrainerConfig
+from relax_core.torch.fsdp import part_of
 from relax_core.torch.ranks import Ranks, join, leave
 from relax_core.torch.trainer import TorchTrainer
 from relax_core.types import LearnerName
@@ -105,15 +106,27 @@ def omni() -> tuple[ModelAdapter, list[Row]]:
     return adapter, rows
 
 
-def trained(ranks: Ranks, **settings: Any) -> dict[str, Any]:
-    """Several cuts, several updates, a row alone."""
+def moved(trainer: TorchTrainer) -> None:
+    """Out of the memory in which it is, as for a GPU's next user, and back."""
+    before = {id(p): part_of(p).data_ptr() for p in trainer.learner.module.parameters()}
+    trainer.learner.leave()
+    assert all(part_of(p).data_ptr() != before[id(p)] for p in trainer.learner.module.parameters())
+    trainer.learner.enter("cpu")
+
+
+def trained(ranks: Ranks, moves: bool = False, **settings: Any) -> dict[str, Any]:
+    """Several cuts, several updates, a row alone. ``moves``: everything leaves its memory after the first step."""
     trainer = trainer_of(ranks, **settings)
     cuts = [
         [Cut(ROWS[:5], False), Cut(ROWS[5:], True)],
         [Cut(ROWS[:4], True), Cut(ROWS[4:], True)],
         [Cut(ROWS[4:5], True)],
     ]
-    metrics = [step(trainer, number, some) for number, some in enumerate(cuts)]
+    metrics = []
+    for number, some in enumerate(cuts):
+        metrics.append(step(trainer, number, some))
+        if moves and number == 0:
+            moved(trainer)
     columns = [dict(c) for c in forward(trainer, ROWS, "logprobs")]
     return {"metrics": metrics, "weights": weights(trainer), "forward": columns, "memory": trainer.memory()}
 
@@ -188,6 +201,7 @@ def main(rank: int, folder: Path) -> None:
                 found["media fsdp 2"] = with_media(ranks, sharding="fsdp")
                 found["media replicate 2"] = with_media(ranks)
                 found["half fsdp 2"] = trained(ranks, sharding="fsdp", dtype="bfloat16")
+                found["moved"] = trained(ranks, sharding="fsdp", moves=True)
                 found["checkpointing"] = trained(ranks, sharding="fsdp", gradient_checkpointing=True)
                 found["failed"] = failed(ranks)
                 with_critic(ranks, folder / "saved-fsdp-2", sharding="fsdp")
@@ -239,6 +253,12 @@ def test_dividing_changes_nothing(found: dict[str, Any], case: str) -> None:
         assert np.abs(a["logprobs"] - b["logprobs"]).max() < 1e-5
     parts = many["memory"], one["memory"]
     assert parts[0]["weights"] < 0.65 * parts[1]["weights"] and parts[0]["optimizer"] < 0.65 * parts[1]["optimizer"]
+
+
+@pytest.mark.timeout(120)
+def test_parts_that_left_their_memory_come_back_with_their_bits(found: dict[str, Any]) -> None:
+    assert distance(found["fsdp 2"]["weights"], found["moved"]["weights"]) == 0
+    assert found["fsdp 2"]["metrics"] == found["moved"]["metrics"]
 
 
 @pytest.mark.timeout(120)
