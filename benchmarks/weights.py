@@ -138,13 +138,13 @@ def wait_for(device: str) -> None:
 
 def pin(shared: Tensor, device: str) -> None:
     if device != "cpu":
-        from relax_core.transports.shared import page_lock
+        from relax_core.page_lock import page_lock
 
         page_lock(shared)
 
 
 def unpin(shared: Any, device: str) -> None:
-    from relax_core.transports.shared import page_free
+    from relax_core.page_lock import page_free
 
     if device != "cpu" and shared is not None and hasattr(shared, "is_pinned"):
         page_free(shared)

@@ -7,15 +7,17 @@ that training cannot change lie in a publication of their own, the *base*, which
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from relax_core.errors import WeightsError
 from relax_core.types import Version
-from relax_core.weight_sums import ALIGNMENT, Sums, checksum, checksums, compare
+from relax_core.weight_sums import ALIGNMENT, checksum, compare, summing
 
 if TYPE_CHECKING:
     import torch
@@ -25,11 +27,11 @@ _BUCKET = 1 << 28
 """Bytes that a receiver without buffers of its own copies and verifies at once; a larger tensor has its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """A published tensor. ``dtype`` is torch's name without the prefix, such as ``bfloat16``.
 
-    ``checksum`` is None where the transport was told to make none.
+    ``checksum`` is None where the transport was told to make none. A tuple, because a publication makes and pickles
+    hundreds while engines wait.
     """
 
     name: str
@@ -138,22 +140,20 @@ def received(
 ) -> list[tuple[str, Tensor]]:
     """Copy consecutive tensors of a buffer into ``out`` (uint8), verify them, and give the views."""
     starts = offsets(infos)
-    sums = None
-    if out.device.type == "cpu" and any(info.checksum is not None for info in infos):
-        sums = Sums(out, starts)
+    sums = summing(out, starts) if any(info.checksum is not None for info in infos) else None
+    tensors: list[Tensor] | None = None
     done = 0
     for done in handle.fill(out, start, links):
         if sums is not None:
             sums.advance(done)
+        if tensors is None:  # while more is on its way
+            tensors = views(out, infos, starts)
     if done != starts[-1]:
         raise WeightsError(f"weights {infos[0].name}: {done} of {starts[-1]} bytes came; publish the weights again")
     if sums is not None:
-        found = sums.found
-    else:
-        found = checksums(out, starts) if any(info.checksum is not None for info in infos) else [0] * len(infos)
-    for info, sum_ in zip(infos, found, strict=True):
-        compare(info.name, sum_, info.checksum)
-    return list(zip((info.name for info in infos), views(out, infos, starts), strict=True))
+        for info, found in zip(infos, sums.found, strict=True):
+            compare(info.name, found, info.checksum)
+    return list(zip((info.name for info in infos), tensors or views(out, infos, starts), strict=True))
 
 
 def short(found: int, wanted: int) -> WeightsError:
@@ -172,10 +172,11 @@ def unlink(links: Links) -> None:
 
 def offsets(infos: Sequence[TensorInfo]) -> list[int]:
     """Where each tensor starts in a buffer of them, and then the buffer's size, in bytes."""
-    found = [0]
-    for info in infos:
-        found.append(found[-1] + -(-info.nbytes // ALIGNMENT) * ALIGNMENT)
-    return found
+    import torch
+
+    sizes: dict[str, int] = {name: getattr(torch, name).itemsize for name in {info.dtype for info in infos}}
+    rounded = (-(-math.prod(info.shape) * sizes[info.dtype] // ALIGNMENT) * ALIGNMENT for info in infos)
+    return [0, *itertools.accumulate(rounded)]
 
 
 def views(buffer: Tensor, infos: Sequence[TensorInfo], starts: Sequence[int]) -> list[Tensor]:
@@ -207,7 +208,12 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name(tensor.dtype)
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def content_id(infos: Sequence[TensorInfo]) -> str:

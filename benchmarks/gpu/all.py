@@ -28,6 +28,7 @@ WAVES: dict[int, list[list[list[Part]]]] = {
                 ("rollout", 240, "rollout --rounds 3"),
                 ("handover", 200, "handover --rounds 2"),
                 ("colocate", 200, "train --placement colocate --steps 5"),
+                ("colocate-torch", 150, "train --placement colocate --engine torch --steps 3 --warmup 1"),
                 ("weights-one", 150, "weights --gpus 1"),
             ]
         ]

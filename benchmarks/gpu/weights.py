@@ -10,8 +10,10 @@ on. The three take turns. Seconds are counted from the call of ``publish`` until
 out ``publish`` itself, the copy during which the trainer must wait: the broadcast runs beside its next step. The bar:
 bare seconds / sent seconds of ``receiver`` is 0.5 or more.
 
-One GPU: ``bare`` is a copy of the same bytes within the GPU; ``server``: the transport ``copy`` and the server on the
-same GPU; ``sender``: only the part from our memory into the server.
+One GPU: ``bare`` is a copy of the same bytes within the GPU; ``receiver``: another process on the same GPU receives a
+publication, checksums and all, from where it lies: what that takes beyond ``bare`` ("added") a broadcast adds, too;
+``server``: the transport ``copy`` and the server on the same GPU; ``sender``: only the part from our memory into the
+server.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.gpu import models, work
@@ -128,33 +131,15 @@ async def _serve(connection: Any, file: Any, device: str, size: int) -> None:
 # --- the trainer's side -----------------------------------------------------------------------------------------------
 
 
-class Pair:
-    """Two processes, and what travels between them."""
+class Other:
+    """The process on the engine's device, as the trainer sees it."""
 
-    def __init__(self, a: argparse.Namespace, shape: str) -> None:
-        from relax_core.transports import BroadcastTransport
-
-        here, there = ("cpu", "cpu") if a.device == "cpu" else ("cuda:0", "cuda:1")
-        self.here = here
-        self.flat, self.named = weights_of(shape, here)
-        file = work.run_file(a, shape, work.engine(a, there), name=f"weights-{shape}")
+    def __init__(self, file: Path, device: str, size: int) -> None:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, file, there, self.flat.numel()), daemon=False)
+        self.process = context.Process(target=serve, args=(theirs, file, device, size), daemon=False)
         self.process.start()
         theirs.close()
-        settings = {"bucket_bytes": a.bucket} if a.bucket else {}
-        self.transports = {
-            way: BroadcastTransport(BroadcastTransport.Config(timeout_s=60.0, **settings))
-            for way in ("receiver", "server")
-        }
-        self.number = 0
-        self.start_s = self.ask("start", None)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.connection.send(("join", port))
-        self.group = bare_group(0, port, self.flat)
-        self.answer()
 
     def answer(self) -> float:
         if not self.connection.poll(PATIENCE_S * 5):
@@ -168,12 +153,41 @@ class Pair:
         self.connection.send((what, value))
         return self.answer()
 
+    def close(self) -> None:
+        self.connection.send(None)
+        self.process.join(PATIENCE_S)
+
+
+class Pair:
+    """Two processes, and what travels between them."""
+
+    def __init__(self, a: argparse.Namespace, shape: str) -> None:
+        from relax_core.transports import BroadcastTransport
+
+        here, there = ("cpu", "cpu") if a.device == "cpu" else ("cuda:0", "cuda:1")
+        self.here = here
+        self.flat, self.named = weights_of(shape, here)
+        file = work.run_file(a, shape, work.engine(a, there), name=f"weights-{shape}")
+        self.other = Other(file, there, self.flat.numel())
+        settings = {"bucket_bytes": a.bucket} if a.bucket else {}
+        self.transports = {
+            way: BroadcastTransport(BroadcastTransport.Config(timeout_s=60.0, **settings))
+            for way in ("receiver", "server")
+        }
+        self.number = 0
+        self.start_s = self.other.ask("start", None)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.other.connection.send(("join", port))
+        self.group = bare_group(0, port, self.flat)
+        self.other.answer()
+
     def bare(self) -> dict[str, float]:
         began = time.perf_counter()
-        self.connection.send(("bare", None))
+        self.other.connection.send(("bare", None))
         self.group.broadcast(self.flat, 0).wait()
         work.settle(self.here)
-        self.answer()
+        self.other.answer()
         return {"whole": time.perf_counter() - began}
 
     def moved(self, way: str) -> dict[str, float]:
@@ -183,14 +197,13 @@ class Pair:
         began = time.perf_counter()
         update = self.transports[way].publish(Version(0, self.number), self.named)
         published = time.perf_counter() - began
-        theirs = self.ask(way, update)
+        theirs = self.other.ask(way, update)
         whole = time.perf_counter() - began
         pulled = getattr(self.transports[way], "pulled", 0)
         return {"whole": whole, "publish": published, "sent": whole - published, "theirs": theirs, "pulled": pulled}
 
     def close(self) -> None:
-        self.connection.send(None)
-        self.process.join(PATIENCE_S)
+        self.other.close()
         for transport in self.transports.values():
             transport.close()
 
@@ -225,7 +238,9 @@ async def one(a: argparse.Namespace, shape: str) -> tuple[dict[str, Any], list[d
 
     device = "cpu" if a.device == "cpu" else "cuda:0"
     flat, named = weights_of(shape, device)
-    _, _, engine = work.opened(work.run_file(a, shape, work.engine(a), name=f"weights-one-{shape}"))
+    file = work.run_file(a, shape, work.engine(a), name=f"weights-one-{shape}")
+    other_process = Other(file, device, flat.numel())
+    _, _, engine = work.opened(file)
     began = time.perf_counter()
     await engine.start()
     about = {"shape": shape, "bytes": flat.numel(), "start_s": time.perf_counter() - began}
@@ -243,8 +258,11 @@ async def one(a: argparse.Namespace, shape: str) -> tuple[dict[str, Any], list[d
             update = transport.publish(Version(0, number + 1), named)
             work.settle(device)
             published = time.perf_counter() - began
+            other_process.ask("receiver", update)
+            there = time.perf_counter() - began
+            began = time.perf_counter()
             await engine.load_weights(update)
-            whole = time.perf_counter() - began
+            loaded = time.perf_counter() - began
             received = receiver.receive(update)
             work.settle(device)
             began = time.perf_counter()
@@ -254,8 +272,10 @@ async def one(a: argparse.Namespace, shape: str) -> tuple[dict[str, Any], list[d
             del received
             one = {"turn": number - WARM}
             found += [one | {"way": "bare", "whole": bare}, one | {"way": "sender", "whole": alone}]
-            found += [one | {"way": "server", "whole": whole, "publish": published, "sent": whole - published}]
+            for way, sent in (("receiver", there - published), ("server", loaded)):
+                found.append(one | {"way": way, "whole": published + sent, "publish": published, "sent": sent})
     finally:
+        other_process.close()
         await engine.stop()
     return about, [one for one in found if one["turn"] >= 0]
 
@@ -278,6 +298,7 @@ def summary(about: dict[str, Any], found: Sequence[dict[str, Any]], barred: bool
                 "publish ms": 1e3 * work.median([one["publish"] for one in some]) if "publish" in some[0] else None,
                 "sent ms": 1e3 * work.median(sent),
                 "GB/s": about["bytes"] / work.median(sent) / 1e9,
+                "added ms": 1e3 * work.median([s - bare[one["turn"]] for one, s in zip(some, sent, strict=True)]),
                 "bare/sent": ratio,
                 "bare/whole": work.median([bare[one["turn"]] / one["whole"] for one in some]),
                 "bar": verdict,

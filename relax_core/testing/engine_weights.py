@@ -152,8 +152,8 @@ def _bad(kit: Kit) -> list[tuple[str, WeightUpdate]]:
     first, *others = update.manifest.tensors
     assert first.checksum is not None
     wrong = {
-        "a tensor with a wrong checksum": replace(first, checksum=first.checksum ^ 1),
-        "a tensor that the model does not have": replace(first, name="no.such.weight"),
+        "a tensor with a wrong checksum": first._replace(checksum=first.checksum ^ 1),
+        "a tensor that the model does not have": first._replace(name="no.such.weight"),
     }
     return [
         (what, replace(update, manifest=replace(update.manifest, tensors=(info, *others))))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from relax_core.page_lock import page_free, page_lock
+
 Put = Callable[[Tensor], Tensor]
 """Gives a copy of a tensor that lies elsewhere. On a GPU it may be under way until the device is synchronized."""
 _ALIGNMENT = 64
@@ -55,19 +57,13 @@ class HostMemory:
         self._block = self._unlock = None
 
     def _lock(self, block: Tensor) -> None:
-        """By hand: torch's allocator of locked memory rounds up to a power of two, up to twice the size."""
         if not torch.cuda.is_available() or not block.numel():
             return
         block.fill_(0)  # with all threads; locking would fetch page after page
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), 0)) == 0:
-            # The finalizer holds the block: memory must be unlocked before it is freed.
-            self._unlock = unlock = weakref.finalize(self, _unlock, block)
+        if page_lock(block):
+            # The finalizer holds the block: it must not be freed before it is unlocked.
+            self._unlock = unlock = weakref.finalize(self, page_free, block)
             unlock.atexit = False
-
-
-def _unlock(block: Tensor) -> None:
-    torch.cuda.cudart().cudaHostUnregister(block.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def onto(device: str) -> Put:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from relax_core.interfaces import Transport
-from relax_core.transports.copy import next_buffer
 from relax_core.transports.group import Group, group_name, new_store
 from relax_core.transports.server import Server
-from relax_core.transports.snapshot import Named, Placed, Publisher, TransportConfig, fill
+from relax_core.transports.snapshot import Flat, Named, Placed, Publisher, TransportConfig, next_flat
 from relax_core.transports.tcp import Pull
 from relax_core.types import Version
 from relax_core.weights import Handle, Links, WeightUpdate
@@ -46,7 +45,7 @@ class BroadcastTransport(Transport):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._buffers: list[Tensor] = []
+        self._flats: list[Flat] = []
         self._numbers: list[int] = []
         self._jobs: list[threading.Thread] = []
         self._server: Server | None = None
@@ -85,7 +84,7 @@ class BroadcastTransport(Transport):
             self._server.close()
         self._server = self._store = self._group = None
         self._members = ()
-        for kept in (self._buffers, self._numbers, self._jobs):
+        for kept in (self._flats, self._numbers, self._jobs):
             kept.clear()
         self._publisher.clear()
 
@@ -98,14 +97,14 @@ class BroadcastTransport(Transport):
                 self._jobs.pop(0).join()  # it still sends the buffer that comes next
             if len(self._numbers) == 2:
                 server.withdraw(self._numbers.pop(0))
-        buffer = next_buffer([] if stays else self._buffers, named)
-        infos = fill(buffer, named, self.config.checksums)
-        number = server.offer(buffer)
+        flat = next_flat([] if stays else self._flats, named)
+        infos = flat.fill(named, self.config.checksums)
+        number = server.offer(flat.buffer)
         pull = Pull(server.host, server.port, server.token, number)
         if stays:
             return infos, pull
         self._numbers.append(number)
-        return infos, self._begin(server, buffer, pull)
+        return infos, self._begin(server, flat.buffer, pull)
 
     def _drop(self, handle: Handle) -> None:
         if self._server is not None:

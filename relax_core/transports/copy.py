@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relax_core.interfaces import Transport
-from relax_core.transports.snapshot import Named, Placed, Publisher, TransportConfig, copied, described, fill
+from relax_core.transports.snapshot import Flat, Named, Placed, Publisher, TransportConfig, copied, next_flat
 from relax_core.types import Version
-from relax_core.weights import Handle, Links, WeightUpdate, offsets
+from relax_core.weights import Handle, Links, WeightUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class CopyTransport(Transport):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._buffers: list[Tensor] = []
+        self._flats: list[Flat] = []
         self._publisher = Publisher(self._place, _forget, config.checksums)
 
     def publish(
@@ -32,25 +32,12 @@ class CopyTransport(Transport):
         return self._publisher.publish(version, weights, frozen)
 
     def _place(self, named: Named, stays: bool) -> Placed:
-        buffer = next_buffer([] if stays else self._buffers, named)
-        return fill(buffer, named, self.config.checksums), _Held(buffer)
+        flat = next_flat([] if stays else self._flats, named)
+        return flat.fill(named, self.config.checksums), _Held(flat.buffer)
 
     def close(self) -> None:
-        self._buffers.clear()
+        self._flats.clear()
         self._publisher.clear()
-
-
-def next_buffer(buffers: list[Tensor], named: Named) -> Tensor:
-    """The older of two buffers, or a new one, on the device of the first tensor; it becomes the newest of the list."""
-    import torch
-
-    size = offsets(described(named))[-1]
-    device = named[0][1].device if named else torch.device("cpu")
-    buffer = buffers.pop(0) if len(buffers) == 2 else None
-    if buffer is None or buffer.numel() != size or buffer.device != device:
-        buffer = torch.zeros(size, dtype=torch.uint8, device=device)
-    buffers.append(buffer)
-    return buffer
 
 
 def _forget(handle: Handle) -> None:

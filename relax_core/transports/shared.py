@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from relax_core.errors import WeightsError
 from relax_core.interfaces import Transport
-from relax_core.transports.snapshot import Named, Placed, Publisher, TransportConfig, copied, described, fill
+from relax_core.page_lock import page_free, page_lock
+from relax_core.transports.snapshot import Flat, Named, Placed, Publisher, TransportConfig, copied, described
 from relax_core.types import Version
 from relax_core.weights import Handle, Links, WeightUpdate, offsets, short
 
@@ -49,7 +50,8 @@ class SharedTransport(Transport):
         return self._publisher.publish(version, weights, frozen)
 
     def _place(self, named: Named, stays: bool) -> Placed:
-        size = offsets(described(named))[-1]
+        infos = described(named)
+        size = offsets(infos)[-1]
         segments = self._bases if stays else self._segments
         segment = segments.pop(0) if not stays and len(segments) == 2 else None
         if segment is not None and segment.size < size:
@@ -61,7 +63,7 @@ class SharedTransport(Transport):
         buffer = _tensor(segment.buf, size)
         if named and named[0][1].is_cuda:
             page_lock(buffer)
-        return fill(buffer, named, self.config.checksums), _Shared(segment.name)
+        return Flat(buffer, infos).fill(named, self.config.checksums), _Shared(segment.name)
 
     def _drop(self, handle: Handle) -> None:
         name = cast(_Shared, handle).name
@@ -145,27 +147,6 @@ class _Locked:
         page_free(self.tensor)
         del self.tensor
         self._mapped.close()
-
-
-def page_lock(memory: Tensor) -> bool:
-    """Let the GPU copy to and from memory of this process directly; whether that is so. It costs time once."""
-    return memory.is_pinned() or int(_cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
-
-
-def _cudart() -> Any:
-    import torch
-
-    library: Any = torch.cuda
-    return library.cudart()
-
-
-def page_free(memory: Tensor) -> None:
-    """What was locked must be freed before it is unmapped."""
-    import torch
-
-    if memory.is_pinned():
-        torch.cuda.synchronize()
-        _cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _tensor(memory: memoryview, size: int) -> Tensor:

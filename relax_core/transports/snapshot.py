@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from relax_core.interfaces import ComponentConfig
 from relax_core.types import Version
-from relax_core.weight_sums import BLOCK, Sums, checksum, checksums, tensor_sums
+from relax_core.weight_sums import BLOCK, Sums, checksum, checksums
 from relax_core.weights import (
     Base,
     Handle,
@@ -62,7 +61,7 @@ class Publisher:
 
     def _base(self, version: Version, still: Named) -> Base:
         """The base with these bits. They are summed anew, so that a change that nobody announced still travels."""
-        infos = [replace(info, checksum=checksum(t)) for info, (_, t) in zip(described(still), still, strict=True)]
+        infos = [info._replace(checksum=checksum(t)) for info, (_, t) in zip(described(still), still, strict=True)]
         id = content_id(infos)
         for base in self._bases:
             if base.id == id:
@@ -82,56 +81,72 @@ def described(named: Named) -> list[TensorInfo]:
     return [TensorInfo(name, tuple(tensor.shape), dtype_name(tensor), None) for name, tensor in named]
 
 
-def fill(buffer: Tensor, named: Named, sums: bool) -> list[TensorInfo]:
-    """Copy the tensors into the buffer (uint8), and say what it then holds."""
-    infos = described(named)
-    starts = offsets(infos)
-    on_cpu = buffer.device.type == "cpu" and all(tensor.device.type == "cpu" for _, tensor in named)
-    found = (_fill_blocks if on_cpu else _fill_at_once)(buffer, named, infos, starts, sums)
-    return [replace(info, checksum=sum_) for info, sum_ in zip(infos, found, strict=True)] if sums else infos
+class Flat:
+    """A flat buffer (uint8) for tensors of these names, shapes and dtypes, which are copied into it again and again.
 
+    The views of the buffer are made once: there are hundreds, and the trainer waits while it publishes.
+    """
 
-def _fill_blocks(
-    buffer: Tensor, named: Named, infos: Sequence[TensorInfo], starts: Sequence[int], sums: bool
-) -> list[int]:
-    """Each block is summed when it was copied, while it is in the cache."""
-    summed = Sums(buffer, starts) if sums else None
-    targets = views(buffer, infos, starts)
-    for (_, tensor), target, info, start, end in zip(named, targets, infos, starts, starts[1:], strict=False):
-        buffer[start + info.nbytes : end] = 0
-        for done in _pieces(target, tensor):
+    def __init__(self, buffer: Tensor, infos: Sequence[TensorInfo]) -> None:
+        import torch
+
+        self.buffer, self.infos, self.starts = buffer, infos, offsets(infos)
+        self.targets = views(buffer, infos, self.starts)
+        ends = (start + info.nbytes for info, start in zip(infos, self.starts, strict=False))
+        pads = [buffer[end:start] for end, start in zip(ends, self.starts[1:], strict=True) if end < start]
+        if pads:
+            torch._foreach_zero_(pads)
+
+    def fill(self, named: Named, sums: bool) -> list[TensorInfo]:
+        """Copy the tensors into the buffer, and say what it then holds."""
+        on_cpu = self.buffer.device.type == "cpu" and all(tensor.device.type == "cpu" for _, tensor in named)
+        found = self._fill_blocks(named, sums) if on_cpu else self._fill_at_once(named, sums)
+        if not sums:
+            return list(self.infos)
+        return [TensorInfo(*info[:-1], sum_) for info, sum_ in zip(self.infos, found, strict=True)]
+
+    def _fill_blocks(self, named: Named, sums: bool) -> list[int]:
+        """Each block is summed when it was copied, while it is in the cache."""
+        summed = Sums(self.buffer, self.starts) if sums else None
+        for (_, tensor), target, start, end in zip(named, self.targets, self.starts, self.starts[1:], strict=False):
+            for done in _pieces(target, tensor):
+                if summed is not None:
+                    summed.advance(start + done)
             if summed is not None:
-                summed.advance(start + done)
-        if summed is not None:
-            summed.advance(end)
-    return summed.found if summed is not None else []
+                summed.advance(end)
+        return summed.found if summed is not None else []
+
+    def _fill_at_once(self, named: Named, sums: bool) -> list[int]:
+        """From or to a GPU: few and large calls, and sums made there."""
+        import torch
+
+        sources = [tensor.detach() for _, tensor in named]
+        if sources:
+            torch._foreach_copy_(self.targets, sources, non_blocking=True)
+        from relax_core.torch.device_sums import tensor_sums
+
+        found: list[int] = []
+        if sums and self.buffer.device.type == "cpu" and len({tensor.device for tensor in sources}) == 1:
+            found = tensor_sums(sources)
+        elif sums:
+            found = checksums(self.buffer, self.starts)
+        if self.buffer.device.type == "cpu":
+            torch.cuda.synchronize()
+        return found
 
 
-def _fill_at_once(
-    buffer: Tensor, named: Named, infos: Sequence[TensorInfo], starts: Sequence[int], sums: bool
-) -> list[int]:
-    """From or to a GPU: few and large calls, and sums made there."""
+def next_flat(flats: list[Flat], named: Named) -> Flat:
+    """The older of two buffers, or a new one, on the device of the first tensor; it becomes the newest of the list."""
     import torch
 
-    targets = views(buffer, infos, starts)
-    if pads := [
-        buffer[start + i.nbytes : end]
-        for i, start, end in zip(infos, starts, starts[1:], strict=False)
-        if start + i.nbytes < end
-    ]:
-        torch._foreach_zero_(pads)
-    sources = [tensor.detach() for _, tensor in named]
-    if sources:
-        torch._foreach_copy_(targets, sources, non_blocking=True)
-    if not sums:
-        found = []
-    elif buffer.device.type == "cpu" and len({tensor.device for tensor in sources}) == 1:
-        found = tensor_sums(sources)
-    else:
-        found = checksums(buffer, starts)
-    if buffer.device.type == "cpu":
-        torch.cuda.synchronize()
-    return found
+    infos = described(named)
+    device = named[0][1].device if named else torch.device("cpu")
+    flat = flats.pop(0) if len(flats) == 2 else None
+    if flat is None or flat.buffer.device != device or flat.infos != infos:
+        flat = None  # its memory, before the new one's
+        flat = Flat(torch.empty(offsets(infos)[-1], dtype=torch.uint8, device=device), infos)
+    flats.append(flat)
+    return flat
 
 
 def _pieces(target: Tensor, tensor: Tensor) -> Iterator[int]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 from relax_core.errors import WeightsError
 from relax_core.interfaces import Transport
-from relax_core.transports.copy import next_buffer
 from relax_core.transports.server import BIG, Connection, Server
-from relax_core.transports.snapshot import Named, Placed, Publisher, TransportConfig, fill
+from relax_core.transports.snapshot import Flat, Named, Placed, Publisher, TransportConfig, next_flat
 from relax_core.types import Version
 from relax_core.weight_sums import BLOCK
 from relax_core.weights import Handle, Links, WeightUpdate
@@ -38,7 +37,7 @@ class TcpTransport(Transport):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._buffers: list[Tensor] = []
+        self._flats: list[Flat] = []
         self._server: Server | None = None
         self._publisher = Publisher(self._place, self._drop, config.checksums)
         self._readable: list[int] = []
@@ -52,9 +51,9 @@ class TcpTransport(Transport):
         server = self._server = self._server or Server(self.config.host)
         if not stays and len(self._readable) == 2:
             server.withdraw(self._readable.pop(0))
-        buffer = next_buffer([] if stays else self._buffers, named)
-        infos = fill(buffer, named, self.config.checksums)
-        number = server.offer(buffer)
+        flat = next_flat([] if stays else self._flats, named)
+        infos = flat.fill(named, self.config.checksums)
+        number = server.offer(flat.buffer)
         if not stays:
             self._readable.append(number)
         return infos, Pull(server.host, server.port, server.token, number, self.config.connections)
@@ -72,7 +71,7 @@ class TcpTransport(Transport):
         if self._server is not None:
             self._server.close()
         self._server = None
-        self._buffers.clear()
+        self._flats.clear()
         self._readable.clear()
         self._publisher.clear()
 

@@ -66,7 +66,7 @@ def test_bits_arrive_where_the_receiver_wants_them(kind: Any, device: str) -> No
 def test_an_altered_buffer_on_the_device_is_refused() -> None:
     transport = CopyTransport(CopyTransport.Config())
     update = transport.publish(Version(0, 0), weights(0).items())
-    transport._buffers[-1][5] ^= 1
+    transport._flats[-1].buffer[5] ^= 1
     with pytest.raises(WeightsError, match="weights embed: checksum"):
         Receiver(device="cuda:0").receive(update)
 

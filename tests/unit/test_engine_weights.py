@@ -90,7 +90,7 @@ def test_refused_weights_disturb_nothing(interrupt: Interrupt) -> None:
         good = update(e)
         names = [info.name for info in good.manifest.tensors]
         unknown = replace(
-            good, manifest=replace(good.manifest, tensors=(replace(good.manifest.tensors[0], name="other"),))
+            good, manifest=replace(good.manifest, tensors=(good.manifest.tensors[0]._replace(name="other"),))
         )
         flipped = update(e)
         flipped.handle.buffer[100] ^= 1  # type: ignore[attr-defined]

@@ -124,7 +124,7 @@ def test_it_refreshes_at_its_versions_only() -> None:
             assert torch.equal(tensor, first[name] + float(held)), (version, name)
     assert stage.refreshed
     broken = publish(transport, 6, policy)
-    transport._buffers[-1][7] ^= 1
+    transport._flats[-1].buffer[7] ^= 1
     with pytest.raises(WeightsError, match="checksum"):
         asyncio.run(stage.load_weights(broken))
     assert all(torch.equal(tensor, first[name] + 4.0) for name, tensor in named_tensors(stage.model))

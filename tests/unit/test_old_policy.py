@@ -192,7 +192,7 @@ def test_damaged_weights_are_not_taken() -> None:
         before = await old.forward(rows, Version(0, 0))
         update = publish(trainer, bus, Version(0, 1), 0.05)
         infos = update.manifest.tensors
-        wrong = replace(infos[-1], checksum=(infos[-1].checksum or 0) ^ 1)
+        wrong = infos[-1]._replace(checksum=(infos[-1].checksum or 0) ^ 1)
         manifest = replace(update.manifest, tensors=(*infos[:-1], wrong))
         with pytest.raises(WeightsError, match=infos[-1].name):
             await old.load_weights(replace(update, manifest=manifest))

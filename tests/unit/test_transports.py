@@ -54,7 +54,7 @@ def damage(transport: Transport, update: WeightUpdate, position: int) -> None:
     """Flip a bit of the publisher's newest buffer."""
     handle = cast(Any, update.handle)
     if not isinstance(transport, SharedTransport):
-        cast(Any, transport)._buffers[-1][position] ^= 16
+        cast(Any, transport)._flats[-1].buffer[position] ^= 16
     else:
         memory = SharedMemory(handle.name)
         assert memory.buf is not None
@@ -113,7 +113,7 @@ def test_an_altered_buffer_is_refused_with_the_tensors_name(transport: Transport
 
 def test_a_manifest_of_another_model_is_refused(transport: Transport) -> None:
     update = publish(transport, 0, some_weights())
-    longer = replace(update.manifest.tensors[-1], shape=(4000,))
+    longer = update.manifest.tensors[-1]._replace(shape=(4000,))
     wrong = replace(update, manifest=replace(update.manifest, tensors=(*update.manifest.tensors[:-1], longer)))
     with pytest.raises(WeightsError, match=r"weights: the buffer has \d+ bytes, its manifest says"):
         list(wrong.tensors())

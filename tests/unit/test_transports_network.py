@@ -219,7 +219,7 @@ def test_an_altered_broadcast_is_refused_with_the_tensors_name(cluster: Cluster)
     cluster.round(one)
     update = cluster.publish()
     tensors = update.manifest.tensors
-    wrong = replace(tensors[1], checksum=cast(int, tensors[1].checksum) + 1)
+    wrong = tensors[1]._replace(checksum=cast(int, tensors[1].checksum) + 1)
     one.end.send(replace(update, manifest=replace(update.manifest, tensors=(tensors[0], wrong))))
     assert str(one.answer()).startswith("weights b: checksum")
     assert cluster.round(one) == 0

@@ -53,7 +53,7 @@ def test_a_failed_receive_does_not_touch_what_the_model_has() -> None:
     receiver.took(first, adopted=True)
     for _ in range(3):
         broken = publish(transport, 2)
-        transport._buffers[-1][9] ^= 4
+        transport._flats[-1].buffer[9] ^= 4
         with pytest.raises(WeightsError, match="weights w: checksum"):
             receiver.receive(broken)
         assert living.tolist() == [1.0] * 1000

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_core.errors import WeightsError
-from relax_core.weight_sums import Sums, _on_device, checksum, checksums, tensor_sums
+from relax_core.torch.device_sums import DeviceSums, tensor_sums
+from relax_core.weight_sums import Sums, checksum, checksums
 from relax_core.weights import TensorInfo, offsets, verify, views
 
 DTYPES = [
@@ -121,7 +122,7 @@ def test_many_tensors_of_a_buffer_are_summed_at_once() -> None:
     for tensor, target in zip(tensors, views(buffer, infos, starts), strict=True):
         target.copy_(tensor)
     assert checksums(buffer, starts) == [checksum(t) for t in tensors]
-    assert _on_device(buffer, starts) == tensor_sums(tensors) == checksums(buffer, starts)  # as a GPU does it
+    assert DeviceSums(buffer, starts).found == tensor_sums(tensors) == checksums(buffer, starts)  # as a GPU does it
 
 
 def test_verify_names_tensor_expected_and_found() -> None:
