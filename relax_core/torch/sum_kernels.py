@@ -1,7 +1,6 @@
 """Sums of words for checksums (see weight_sums.py) on a GPU, in one pass over the buffer: a kernel in Triton.
 
-A program sums some rows of one tensor: each row, and their lanes. Sums wrap modulo 2**64, so their order does not
-matter.
+A program sums some rows of one tensor, and their lanes. Sums wrap modulo 2**64, so their order does not matter.
 
 Legend: R rows, L lanes, P programs.
 """
@@ -18,19 +17,22 @@ _TILE = 8
 
 
 def add(
-    words_RL: Tensor, first_P: Tensor, end_P: Tensor, begin: int, end: int, rows_R: Tensor, parts_PL: Tensor, span: int
+    words_RL: Tensor, spans_3P: Tensor, begin: int, end: int, rows_P: Tensor, lanes_PL: Tensor, span: int, factor: int
 ) -> None:
-    """Run the programs from ``begin`` to ``end``: each sums its rows, ``first_P`` to ``end_P``, into ``rows_R``, and
-    their lanes into its own of ``parts_PL``. All are int64, contiguous. ``span``: rows of a program, at most.
+    """Run the programs from ``begin`` to ``end``. All tensors are int64, contiguous.
+
+    ``spans_3P``: the first row of each, the one behind its last, and the first of its tensor; at most ``span`` rows
+    each. ``rows_P`` gets the sum of the row sums with their positions (``P(v)`` with the factor M), ``lanes_PL`` the
+    sums of the lanes.
     """
     with torch.cuda.device(words_RL.device):
         _sum[(end - begin,)](
             words_RL,
-            first_P,
-            end_P,
+            *spans_3P,
             begin,
-            rows_R,
-            parts_PL,
+            rows_P,
+            lanes_PL,
+            FACTOR=factor,
             LANES=words_RL.shape[1],
             SPAN=span,
             TILE=_TILE,
@@ -40,17 +42,31 @@ def add(
 
 @triton.jit(do_not_specialize=["begin"])  # type: ignore[untyped-decorator]
 def _sum(  # type: ignore[no-untyped-def]
-    words, firsts, ends, begin, rows, parts, LANES: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr
+    words,
+    firsts,
+    ends,
+    bases,
+    begin,
+    rows,
+    lanes,
+    FACTOR: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     program = (begin + tl.program_id(0)).to(tl.int64)
     first = tl.load(firsts + program)
     end = tl.load(ends + program)
+    base = tl.load(bases + program)
     lane = tl.arange(0, LANES)
     total = tl.zeros([TILE, LANES], dtype=tl.int64)  # added up once, at the end: lanes meet across warps
+    weighted = tl.zeros([TILE], dtype=tl.int64)
     for step in range(0, SPAN, TILE):
         row = first + step + tl.arange(0, TILE)
         there = row < end
         tile = tl.load(words + row[:, None] * LANES + lane[None, :], mask=there[:, None], other=0)
-        tl.store(rows + row, tl.sum(tile, axis=1), mask=there)
+        sums = tl.sum(tile, axis=1)
+        weighted += (2 * (row - base) + 1) * ((sums & 0xFFFFFFFF) + FACTOR * ((sums >> 32) & 0xFFFFFFFF))
         total += tile
-    tl.store(parts + program * LANES + lane, tl.sum(total, axis=0))
+    tl.store(rows + program, tl.sum(weighted, axis=0))
+    tl.store(lanes + program * LANES + lane, tl.sum(total, axis=0))
