@@ -30,6 +30,8 @@ WAVES: dict[int, list[list[list[Part]]]] = {
                 ("colocate", 200, "train --placement colocate --steps 5"),
                 ("colocate-torch", 150, "train --placement colocate --engine torch --steps 3 --warmup 1"),
                 ("weights-one", 150, "weights --gpus 1"),
+                ("handover-1.7b", 150, "handover --shape qwen3-1.7b --rounds 2"),
+                ("colocate-1.7b", 200, "train --placement colocate --shape qwen3-1.7b --steps 4 --warmup 1"),
             ]
         ]
     ],
@@ -41,6 +43,7 @@ WAVES: dict[int, list[list[list[Part]]]] = {
         [[("weights", 170, "weights --repeats 6")]],
         [[("separate", 200, "train --placement separate --steps 10")]],
         [[("separate-torch", 180, "train --placement separate --engine torch --steps 4 --warmup 1")]],
+        [[("separate-1.7b", 200, "train --placement separate --shape qwen3-1.7b --steps 6")]],
     ],
 }
 """Waves of lanes of parts: waves and the parts of a lane follow each other, lanes are at work at the same time, each on
