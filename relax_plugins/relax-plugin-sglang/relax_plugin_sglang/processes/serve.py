@@ -1,12 +1,12 @@
-"""Starts a server, in the server's own interpreter: SGLang's launcher, after one repair of it.
+"""Starts a server, in the server's own interpreter: SGLang's launcher, after two repairs of it.
 
     python serve.py ARGUMENTS OF sglang.launch_server
 
-A banned token is a logit's bias, and SGLang writes the biases of each new batch one by one: on a GPU a kernel launch
-for each banned token of each request, some 300 for a Qwen3. Here the row of a set of biases is made once, and kept.
-Without this file everything works as well, and slower.
+New weights are copied all at once: see ``relax_replay.py``. And a banned token is a logit's bias, of which SGLang
+writes those of each new batch one by one: on a GPU a kernel launch for each banned token of each request, some 300 for
+a Qwen3. Here the row of a set of biases is made once, and kept. Without this file everything works as well, and slower.
 
-The schedulers are processes that import this file again before they begin, so the repair stands at module level.
+The schedulers are processes that import this file again before they begin, so the repairs stand at module level.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import functools
 import runpy
 from typing import Any
 
+import relax_replay
 import torch
+from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 _KEPT = 64
@@ -72,6 +74,7 @@ def repair(kind: Any) -> None:
 
 
 repair(SamplingBatchInfo)
+relax_replay.repair(ModelRunner)
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")
