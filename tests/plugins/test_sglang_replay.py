@@ -22,6 +22,7 @@ class Fused(nn.Module):
         self.qk = nn.Parameter(torch.zeros(6, 3), requires_grad=False)
         self.experts = nn.Parameter(torch.zeros(2, 4, 3), requires_grad=False)
         self.padded = nn.Parameter(torch.zeros(5, 3), requires_grad=False)
+        self.rest = nn.Parameter(torch.ones(3), requires_grad=False)
         self.shard = nn.Parameter(torch.zeros(4, 2), requires_grad=False)
         self.scale = nn.Buffer(torch.zeros(()))
         self.loads = 0
@@ -37,6 +38,7 @@ class Fused(nn.Module):
                 for half, rows in enumerate(tensor.chunk(2)):
                     self.experts.data[int(number)][2 * half : 2 * half + 2].copy_(rows)
             elif kind == "shard":
+                self.rest.data.zero_()
                 self.shard.data.copy_(tensor[:, 2:])
             elif kind == "embed":
                 self.padded.data[: len(tensor)].copy_(tensor)
@@ -84,7 +86,8 @@ def test_the_second_time_the_loader_is_not_asked_and_the_bits_are_its_own() -> N
     replaying(model)
     for number in range(1, 6):
         wanted = plain.load_weights(weights(number))
-        model.padded.data.fill_(-1)  # as memory that was given back
+        for lost in (model.padded, model.rest):  # as memory that was given back
+            lost.data.fill_(-1)
         with torch.inference_mode(number % 2 == 0):  # a server loads in that
             assert model.load_weights(weights(number)) == wanted
         for name, tensor in state(plain).items():

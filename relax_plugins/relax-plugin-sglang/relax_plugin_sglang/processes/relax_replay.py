@@ -113,6 +113,8 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._copied(args[0], args[1])
         elif func is torch.ops.aten.fill_.Scalar:
             self._filled(args[0], args[1])
+        elif func is torch.ops.aten.zero_.default:
+            self._filled(args[0], 0)
         elif func._schema.is_mutable:
             self._other = self._other or f"the model's loader calls {func}"
         return result
