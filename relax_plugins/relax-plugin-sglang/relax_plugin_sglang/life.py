@@ -16,8 +16,9 @@ from relax_plugin_sglang import media
 from relax_plugin_sglang.client import Client, ServerUnreachable
 from relax_plugin_sglang.folder import model_config, model_folder, routing
 from relax_plugin_sglang.gate import Gate
+from relax_plugin_sglang.release import Release, installed
 from relax_plugin_sglang.server import Server
-from relax_plugin_sglang.weights import Sender, sender
+from relax_plugin_sglang.weights import END, Sender, sender
 from relax_plugin_sglang.wire import Wire
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class Life:
         media.check_model(adapter, str(model_config(folder).get("model_type")))
         experts = routing(folder) if config.routed_experts else None
         device = _device(config.device)
-        if config.url is None:
+        if config.python is not None:
+            release = Release.of(await asyncio.to_thread(installed, config.python, "sglang"))
+            self._accept(release, f"engine.python: {config.python}")
             log = (self.setup.directory or self._scratch) / "logs" / f"{self.setup.role}-server.log"
             self.server = server = Server(config, folder, device, log, bool(adapter.kinds))
             self._ends.push_async_callback(server.stop)
@@ -82,14 +85,19 @@ class Life:
             if server.died.done():
                 self.die(server.died.result())
         else:
-            self.client = self._client(config.url, _key(config))
-            await self._find()
+            self.client = self._client(str(config.url), _key(config))
+            release = await self._find()
             if adapter.kinds:
                 await media.check_server(self.client)
             self._ends.push_async_callback(self._leave)
-        self.sender = sender(config, self.client, folder, device)
+        self.sender = sender(config, self.client, folder, device, release)
         self._ends.push_async_callback(self.sender.close)
         self.wire = Wire.of(adapter, self.setup.seed if config.deterministic else None, experts)
+
+    def _accept(self, release: Release, where: str) -> None:
+        release.check(where)
+        if line := release.note():
+            self.setup.note(line)
 
     def _client(self, url: str, key: str | None) -> Client:
         config = self.config
@@ -98,7 +106,7 @@ class Life:
         self.ended.add_done_callback(lambda _: client.cut())
         return client
 
-    async def _find(self) -> None:
+    async def _find(self) -> Release:
         """Wait for a server elsewhere, refuse one that was started without what is needed, and have it load the weights
         with which it was started."""
         try:
@@ -111,6 +119,8 @@ class Life:
                 "correct url and key_env"
             ) from None
         found = await self.client.get("/server_info")
+        release = Release.of(str(found.get("version")))
+        self._accept(release, f"engine.url: the server at {self.config.url}")
         needed = {
             "skip_tokenizer_init": True,
             "enable_return_routed_experts": self.config.routed_experts,
@@ -123,8 +133,12 @@ class Life:
             raise EngineError(f"engine.url: the server at {self.config.url} was started without {flags}: add it")
         for route, body in (("/abort_request", {"abort_all": True}), ("/continue_generation", {})):
             await self.client.post(route, body)  # whatever a killed run left there
+        if release.sessions:
+            with contextlib.suppress(EngineError):  # which is the answer where none was left open
+                await self.client.post(END, {})
         path = (await self.client.get("/model_info"))["model_path"]
         await self.client.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
+        return release
 
     async def _leave(self) -> None:
         """A server elsewhere goes on, but not with what nobody waits for."""

@@ -42,8 +42,21 @@ def _unpinned(make):
     return made
 
 
+class _Registered:
+    """CUDA's runtime for whoever pins memory after it was made: there is nothing to do."""
+
+    @staticmethod
+    def cudaHostRegister(address, size, flags):
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address):
+        return 0
+
+
 if not torch.cuda.is_available():
     torch.zeros, torch.empty = _unpinned(torch.zeros), _unpinned(torch.empty)
+    torch.cuda.cudart = _Registered
 
 
 def __getattr__(name):

@@ -17,6 +17,7 @@ from sglang.srt.managers import tokenizer_manager
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 from sglang.srt.models.qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProcessor
+from transformers import PretrainedConfig
 
 FORMAT = "relax-media-1"
 """In every refusal too, by which a server with this package is known."""
@@ -27,6 +28,8 @@ _FEATURES = {
     Modality.AUDIO: ("input_features", None),
 }
 """Names of an item's arrays: pixels (N, D) and grid (3,), or a spectrogram (M, S)."""
+_padded = getattr(MultimodalProcessorOutput, "build_padded_input_ids", None)
+"""Puts what stands for each medium's hash in its places; None: the scheduler does (up to SGLang 0.5.12)."""
 _DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.int32}
 
 
@@ -59,9 +62,10 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
         positions = _tensor(found["positions"]).long()
         if tuple(positions.shape) != (3, len(ids)):
             raise ValueError(f"{FORMAT}: positions {tuple(positions.shape)} for {len(ids)} ids; expected one for each")
+        padded = {"padded_input_ids": _padded(ids, items)} if _padded else {}
         return MultimodalProcessorOutput(
+            **padded,
             input_ids=ids,
-            padded_input_ids=MultimodalProcessorOutput.build_padded_input_ids(ids, items),
             mm_items=items,
             im_token_id=self.placeholders[Modality.IMAGE],
             video_token_id=self.placeholders[Modality.VIDEO],
@@ -82,7 +86,8 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
         if grid is not None:
             item.set(grid, _tensor(found["features"][grid]).reshape(1, 3))
         digest = hashlib.sha256(f"{salt}|{kind.name}|{found['key']}".encode()).digest()
-        item.set_hash(int.from_bytes(digest[:7], "big"))
+        item.hash = int.from_bytes(digest[:7], "big")
+        item.set_pad_value()
         places = sum(last - first + 1 for first, last in item.offsets)
         if places != (read := self._tokens(item)):
             raise ValueError(
@@ -126,13 +131,13 @@ def _halved(frames: int) -> int:
 def spare(module: Any) -> None:
     """Let the tokenizer manager make no processor of transformers where ``RelaxFeatures`` does its work: it would need
     torchvision, and files that a folder of weights may lack."""
-    original, served = module._get_processor_wrapper, {kind.__name__ for kind in RelaxFeatures.models}
+    original, served = module.get_processor, {kind.__name__ for kind in RelaxFeatures.models}
 
-    def processor(server_args: Any) -> Any:
-        served_here = served & set(server_args.get_model_config().hf_config.architectures)
-        return None if served_here else original(server_args)
+    def processor(name: str, *args: Any, **settings: Any) -> Any:
+        found, _ = PretrainedConfig.get_config_dict(name, revision=settings.get("revision"))
+        return None if served & set(found.get("architectures") or ()) else original(name, *args, **settings)
 
-    module._get_processor_wrapper = processor
+    module.get_processor = processor
 
 
 spare(tokenizer_manager)
