@@ -1,7 +1,7 @@
 """What stands between requests with media and the model: here nothing is decoded, scaled or counted anew.
 
-A request brings, as its one ``image_data``, the features that the trainer reads, their places among its ids, and the
-ids' positions. What does not fit the server's model is refused, with the numbers.
+A request brings, as JSON in its one ``image_data``, the features that the trainer reads, their places among its ids,
+and the positions of these. What does not fit the server's model is refused, with the numbers.
 
 Legend: T tokens of a prompt, N patches, D values of a patch, M mel bins, S spectrogram frames.
 """
@@ -12,6 +12,7 @@ import base64
 import hashlib
 from typing import Any, ClassVar
 
+import orjson
 import torch
 from sglang.srt.managers import tokenizer_manager
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
@@ -53,7 +54,7 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
         self, image_data: Any, audio_data: Any = None, input_text: Any = None, request_obj: Any = None, **_: Any
     ) -> MultimodalProcessorOutput:
         """``input_text``: the prompt's ids. Raises ValueError, which the server answers with status 400."""
-        found = image_data[0] if image_data and len(image_data) == 1 else None
+        found = _read(image_data[0]) if image_data and len(image_data) == 1 else None
         if not isinstance(found, dict) or found.get("format") != FORMAT or not found.get("items"):
             raise ValueError(f"{FORMAT}: a request brings no features in this format; this server reads no other media")
         ids, salt = list(input_text), str(request_obj.extra_key)
@@ -116,6 +117,14 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
                     f"{FORMAT}: the prompt has {len(standing)} {kind.name.lower()} placeholders (id {placeholder}), "
                     f"and its media take {len(owned)} (or stand elsewhere)"
                 )
+
+
+def _read(text: Any) -> Any:
+    """The JSON of a request; None for what is none."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
 
 
 def _tensor(found: dict[str, Any]) -> torch.Tensor:
