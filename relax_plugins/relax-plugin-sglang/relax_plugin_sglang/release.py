@@ -12,7 +12,7 @@ from relax_core.errors import EngineError
 
 OLDEST = (0, 5, 11)
 TESTED = ((0, 5, 11), (0, 5, 23))
-"""From and to: the releases between that were run are in the plugin's README."""
+"""From and to; which ones between, the plugin's README says."""
 _SESSIONS = (0, 5, 21)
 
 
