@@ -14,11 +14,11 @@ import torch
 from relax_core.errors import EngineError
 from relax_core.setup import EngineSetup
 from relax_core.testing.tiny import tiny_adapter
-from relax_plugin_sglang import server
 from relax_plugin_sglang.config import SglangConfig
 from relax_plugin_sglang.engine import SglangEngine
 from relax_plugin_sglang.names import Checkpoint
 from relax_plugin_sglang.release import OLDEST, TESTED, Release, installed
+from relax_plugin_sglang.server import _free_port
 from relax_plugin_sglang.weights import FilesSender, IpcSender, Sender
 
 CPU = Path(__file__).resolve().parents[2] / "relax_plugins" / "relax-plugin-sglang" / "cpu"
@@ -131,8 +131,8 @@ def test_ports_leave_room_for_those_that_old_releases_count_from_them(monkeypatc
         def getsockname(self) -> tuple[str, int]:
             return "127.0.0.1", next(handed)
 
-    monkeypatch.setattr(server.socket, "socket", Socket)
-    assert server._free_port("127.0.0.1") == 55535
+    monkeypatch.setattr("socket.socket", Socket)
+    assert _free_port("127.0.0.1") == 55535
 
 
 def test_each_release_that_can_be_tested_is_pinned_and_listed() -> None:

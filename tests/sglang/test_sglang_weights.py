@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -105,8 +106,8 @@ def folder(request: pytest.FixtureRequest, moe_folder: Path, llama_folder: Path)
 
 
 @asynccontextmanager
-async def started(python: Path, folder: Path, log: Path) -> AsyncIterator[tuple[Server, Client]]:
-    server = Server(SglangConfig(python=python, device="cpu", dtype="float32"), folder, "cpu", log)
+async def started(python: Path, folder: Path, log: Path, **settings: Any) -> AsyncIterator[tuple[Server, Client]]:
+    server = Server(SglangConfig(python=python, device="cpu", dtype="float32", **settings), folder, "cpu", log)
     client = Client(server.url, server.key)
     await server.start(client)
     try:
@@ -139,6 +140,31 @@ def test_each_way_brings_all_weights_into_the_server(
                     with pytest.raises(WeightsError, match=r"after the update the server has .* was sent"):
                         await readback.check(received(model), "stale")
                 assert (await client.get("/model_info"))["weight_version"] == f"0.{seed + 10}"
+                await sender.close()
+
+    asyncio.run(main())
+
+
+def test_each_way_brings_its_share_to_every_rank_of_a_server(
+    python: Path, release: Release, llama_folder: Path, tmp_path: Path
+) -> None:
+    """Tensor parallel: two processes with half of the heads each, on a core of their own as SGLang wants it."""
+
+    async def main() -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        two: dict[str, Any] = {
+            "arguments": {"tp_size": 2},
+            "environment": {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(core) for core in (cores * 2)[:2])},
+        }
+        checkpoint = Checkpoint.of(llama_folder)
+        async with started(python, llama_folder, tmp_path / "log", **two) as (_, client):
+            assert (await client.get("/server_info"))["tp_size"] == 2
+            for seed, kind in enumerate(WAYS[:3], 1):
+                readback, model = Readback(client, 5), changed(llama_folder, seed)
+                sender = kind(client, checkpoint, readback, 2, release.sessions)
+                assert not await serves(client, model)
+                await sender.send(received(model), f"0.{seed}")
+                assert await serves(client, model), kind
                 await sender.close()
 
     asyncio.run(main())

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import tempfile
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from relax_core.errors import EngineError
@@ -74,23 +75,24 @@ class Life:
         experts = routing(folder) if config.routed_experts else None
         device = _device(config.device)
         if config.python is not None:
-            release = Release.of(await asyncio.to_thread(installed, config.python, "sglang"))
-            self._accept(release, f"engine.python: {config.python}")
+            installed_there = await asyncio.to_thread(installed, config.python, "sglang")
+            self._accept(Release.of(installed_there), f"engine.python: {config.python}")
             log = (self.setup.directory or self._scratch) / "logs" / f"{self.setup.role}-server.log"
             self.server = server = Server(config, folder, device, log, bool(adapter.kinds))
             self._ends.push_async_callback(server.stop)
             self.client = self._client(server.url, server.key)
             await server.start(self.client)
+            about = await self.client.get("/server_info")
             server.died.add_done_callback(lambda died: self.die(died.result()))
             if server.died.done():
                 self.die(server.died.result())
         else:
             self.client = self._client(str(config.url), _key(config))
-            release = await self._find()
+            about = await self._find()
             if adapter.kinds:
                 await media.check_server(self.client)
             self._ends.push_async_callback(self._leave)
-        self.sender = sender(config, self.client, folder, device, release)
+        self.sender = sender(config, self.client, folder, device, about)
         self._ends.push_async_callback(self.sender.close)
         self.wire = Wire.of(adapter, self.setup.seed if config.deterministic else None, experts)
 
@@ -106,9 +108,9 @@ class Life:
         self.ended.add_done_callback(lambda _: client.cut())
         return client
 
-    async def _find(self) -> Release:
+    async def _find(self) -> Mapping[str, Any]:
         """Wait for a server elsewhere, refuse one that was started without what is needed, and have it load the weights
-        with which it was started."""
+        with which it was started. What it says about itself."""
         try:
             async with asyncio.timeout(self.config.start_s):
                 while not await self.client.answers("/health"):
@@ -118,8 +120,8 @@ class Life:
                 f"engine.url: no server answers at {self.config.url} after {self.config.start_s:g} s; start it, or "
                 "correct url and key_env"
             ) from None
-        found = await self.client.get("/server_info")
-        release = Release.of(str(found.get("version")))
+        found: Mapping[str, Any] = await self.client.get("/server_info")
+        release = Release.of(str(found.get("version", "")))
         self._accept(release, f"engine.url: the server at {self.config.url}")
         needed = {
             "skip_tokenizer_init": True,
@@ -138,7 +140,7 @@ class Life:
                 await self.client.post(END, {})
         path = (await self.client.get("/model_info"))["model_path"]
         await self.client.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
-        return release
+        return found
 
     async def _leave(self) -> None:
         """A server elsewhere goes on, but not with what nobody waits for."""

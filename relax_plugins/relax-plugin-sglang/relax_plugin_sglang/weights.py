@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from relax_core.errors import EngineError, WeightsError
 from relax_plugin_sglang.client import ServerUnreachable
-from relax_plugin_sglang.release import installed
+from relax_plugin_sglang.release import Release, installed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from relax_plugin_sglang.config import SglangConfig
     from relax_plugin_sglang.names import Checkpoint, Named
     from relax_plugin_sglang.readback import Readback
-    from relax_plugin_sglang.release import Release
 
 Way = Literal["ipc", "group", "files"]
 SHARED_MEMORY = Path("/dev/shm")
@@ -110,25 +109,25 @@ class Sender(ABC):
             raise WeightsError(f"weights: the server refused them, and may hold a mixture now: {answer}")
 
 
-def sender(config: SglangConfig, client: Client, folder: Path, device: str, release: Release) -> Sender:
-    """The one that the settings ask for, for a server that computes on ``device`` (``cpu``, ``cuda``, ``cuda:1``) and
-    was started with this model folder. Raises WeightsError for a folder without safetensors.
+def sender(config: SglangConfig, client: Client, folder: Path, device: str, about: Mapping[str, Any]) -> Sender:
+    """The one that the settings ask for, for a server that computes on ``device`` (``cpu``, ``cuda``, ``cuda:1``), was
+    started with this model folder and says this ``about`` itself. Raises WeightsError for a folder without safetensors.
     """
     from relax_plugin_sglang.names import Checkpoint
     from relax_plugin_sglang.readback import Readback
 
-    ranks = max(int(str(config.arguments.get(name, 1))) for name in ("tp_size", "tp-size", "tp"))
     readback = Readback(client, config.readback) if config.readback else None
-    about = (client, Checkpoint.of(folder), readback, ranks, release.sessions)
+    sessions = Release.of(str(about.get("version", ""))).sessions
+    given = (client, Checkpoint.of(folder), readback, int(about["tp_size"]), sessions)
     here = config.url is None or _is_here(config.url)
     way = chosen(config.weights, here, device, device != "cpu" and _same_torch(config.python))
     if way == "files":
-        return FilesSender(*about)
+        return FilesSender(*given)
     if way == "group":
         from relax_plugin_sglang.weights_group import GroupSender
 
-        return GroupSender(*about)
-    found = IpcSender(*about)
+        return GroupSender(*given)
+    found = IpcSender(*given)
     found.device = "cuda:0" if device == "cuda" else device
     return found
 
