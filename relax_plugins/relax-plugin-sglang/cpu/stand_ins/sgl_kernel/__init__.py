@@ -33,7 +33,7 @@ _library.impl("topk_softmax_cpu", _top_experts, "CPU")
 
 
 def _unpinned(make):
-    """Host buffers ask for pinned memory, which needs a GPU's driver."""
+    """Host memory is asked for pinned, which needs a GPU's driver."""
 
     @functools.wraps(make)
     def made(*sizes, pin_memory=False, **options):
@@ -55,7 +55,7 @@ class _Registered:
 
 
 if not torch.cuda.is_available():
-    torch.zeros, torch.empty = _unpinned(torch.zeros), _unpinned(torch.empty)
+    torch.zeros, torch.empty, torch.tensor = map(_unpinned, (torch.zeros, torch.empty, torch.tensor))
     torch.cuda.cudart = _Registered
 
 
