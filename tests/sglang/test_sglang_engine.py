@@ -19,6 +19,8 @@ from relax_core.transports import SharedTransport
 from relax_core.types import Stop, Version
 from relax_plugin_sglang.client import Client
 from relax_plugin_sglang.engine import SglangEngine
+from relax_plugin_sglang.release import Release
+from relax_plugin_sglang.weights import BEGIN
 from relax_plugin_sglang.wire import BANNED, Wire
 
 
@@ -182,6 +184,27 @@ def test_asleep_it_gives_up_its_weights_and_serves_when_it_has_new_ones(dense: A
         assert max(abs(a - b) for a, b in zip(wanted, reply.logprobs, strict=True)) < 1e-3
         assert set(reply.versions) == {Version(0, 3)}
 
+    serving(dense, test)
+
+
+def test_what_a_killed_run_left_in_a_server_elsewhere_is_ended(dense: Any, release: Release) -> None:
+    """It was frozen, and where weights go in a session, one was open."""
+
+    async def leave() -> None:
+        client = Client(dense.url, os.environ[dense.key_env])
+        await client.post("/pause_generation", {"mode": "in_place"})
+        if release.sessions:
+            await client.post(BEGIN, {})
+        await client.close()
+
+    async def test(engine: SglangEngine) -> None:
+        model = dense.adapter.load("cpu", torch.float32)
+        transport = SharedTransport(SharedTransport.Config())
+        await engine.load_weights(transport.publish(Version(0, 4), list(model.named_parameters())))
+        transport.close()
+        assert (await engine.generate(request("after", [4, 5, 6], 8))).versions[0] == Version(0, 4)
+
+    asyncio.run(leave())
     serving(dense, test)
 
 

@@ -64,8 +64,8 @@ async def check_server(client: Client) -> None:
 
 
 def carried(adapter: ModelAdapter, prompt: Encoded) -> str:
-    """What the server's ``image_data`` holds, for all kinds: JSON as one string, since SGLang from 0.5.22 on reads
-    objects there as its own. Raises DataError for rows that do not fit their media."""
+    """What the server's ``image_data`` holds, for all kinds: JSON as one string, since newer releases (as 0.5.23)
+    read objects there as their own. Raises DataError for rows that do not fit their media."""
     found: dict[str, Any] = {"format": FORMAT}
     if prompt.positions is not None:
         found["positions"] = _coded(prompt.positions)
