@@ -113,8 +113,9 @@ class Life:
         with which it was started. What it says about itself."""
         try:
             async with asyncio.timeout(self.config.start_s):
-                while not await self.client.answers("/health"):
-                    await asyncio.sleep(_AGAIN_S)
+                await self._until("/model_info")
+                await self.client.post("/continue_generation", {})  # one that a killed run left frozen is not healthy
+                await self._until("/health")
         except TimeoutError:
             raise EngineError(
                 f"engine.url: no server answers at {self.config.url} after {self.config.start_s:g} s; start it, or "
@@ -133,14 +134,17 @@ class Life:
         if lacking:
             flags = " ".join(f"--{name.replace('_', '-')}" for name in lacking)
             raise EngineError(f"engine.url: the server at {self.config.url} was started without {flags}: add it")
-        for route, body in (("/abort_request", {"abort_all": True}), ("/continue_generation", {})):
-            await self.client.post(route, body)  # whatever a killed run left there
+        await self.client.post("/abort_request", {"abort_all": True})  # whatever a killed run left there
         if release.sessions:
             with contextlib.suppress(EngineError):  # which is the answer where none was left open
                 await self.client.post(END, {})
         path = (await self.client.get("/model_info"))["model_path"]
         await self.client.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
         return found
+
+    async def _until(self, route: str) -> None:
+        while not await self.client.answers(route):
+            await asyncio.sleep(_AGAIN_S)
 
     async def _leave(self) -> None:
         """A server elsewhere goes on, but not with what nobody waits for."""
