@@ -13,8 +13,12 @@ PLUGINS     := $(patsubst %/,%,$(sort $(dir $(wildcard relax_plugins/*/pyproject
 STAMP       := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 # SGLang's server has an environment of its own: it wants other versions of what .venv has too.
-SGLANG_VENV ?= .venv-sglang
-SGLANG      := relax_plugins/relax-plugin-sglang/cpu
+# Another tested release: make test-sglang SGLANG_RELEASE=0.5.14, with what cpu/releases/0.5.14.txt has instead of the pins.
+SGLANG         := relax_plugins/relax-plugin-sglang/cpu
+SGLANG_PINNED  := $(shell sed -n 's/^sglang==//p' $(SGLANG)/requirements.txt)
+SGLANG_RELEASE ?= $(SGLANG_PINNED)
+SGLANG_VENV    ?= .venv-sglang$(if $(filter-out $(SGLANG_PINNED),$(SGLANG_RELEASE)),-$(SGLANG_RELEASE))
+SGLANG_OTHERS  := $(if $(filter-out $(SGLANG_PINNED),$(SGLANG_RELEASE)),$(SGLANG)/releases/$(SGLANG_RELEASE).txt)
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 
 .PHONY: help setup demo tokenizers test test-cluster test-sglang test-slow test-gpu lint format bench wheel clean
@@ -24,7 +28,7 @@ help:
 	@echo "make test       the fast tests"
 	@echo "make tokenizers    fetch the tokenizers of released models that some tests need; make test tries it, too"
 	@echo "make test-cluster  the tests that start a Ray cluster on this machine"
-	@echo "make test-sglang   the tests that start a real SGLang server, in $(SGLANG_VENV)"
+	@echo "make test-sglang   the tests that start a real SGLang server, in $(SGLANG_VENV); SGLANG_RELEASE=0.5.14: with another one"
 	@echo "make test-slow  the long tests: whole runs, kills, resumes"
 	@echo "make test-gpu   the tests that need a GPU"
 	@echo "make lint       ruff, mypy, import-linter"
@@ -32,7 +36,7 @@ help:
 	@echo "make bench      compare speed with other trainers"
 	@echo "make setup      only set up $(VENV)"
 	@echo "make wheel      build the wheels into dist/"
-	@echo "make clean      remove $(VENV), $(SGLANG_VENV), .tokenizers, caches and built files; runs/ stays"
+	@echo "make clean      remove $(VENV), .venv-sglang*, .tokenizers, caches and built files; runs/ stays"
 
 setup: $(STAMP)
 
@@ -54,11 +58,11 @@ $(BENCH_STAMP): $(STAMP)
 	@$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev,bench]' $(PLUGINS:%=-e ./%)
 	@touch $@
 
-$(SGLANG_STAMP): $(SGLANG)/requirements.txt $(wildcard $(SGLANG)/stand_ins/*/*) constraints.txt Makefile $(STAMP)
+$(SGLANG_STAMP): $(SGLANG)/requirements.txt $(SGLANG_OTHERS) $(wildcard $(SGLANG)/stand_ins/*/*) constraints.txt Makefile $(STAMP)
 	@echo "Setting up $(SGLANG_VENV), once, in a few minutes: about 700 MB to download with the CPU build of torch, 2.5 GB on disk."
 	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV) || { rm -rf $(SGLANG_VENV); exit 1; }
 	@$(SGLANG_VENV)/bin/python -m pip install -q --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
-	@$(BIN)/uv pip install -q --compile-bytecode --no-deps --python $(SGLANG_VENV)/bin/python -r $(SGLANG)/requirements.txt
+	@$(BIN)/uv pip install -q --compile-bytecode --no-deps --python $(SGLANG_VENV)/bin/python -r $(SGLANG)/requirements.txt $(foreach pins,$(SGLANG_OTHERS),-r $(pins) --overrides $(pins))
 	@cp -R $(SGLANG)/stand_ins/* "$$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
@@ -107,4 +111,4 @@ wheel: $(STAMP)
 	for plugin in $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$plugin || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) .tokenizers dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-sglang* $(SGLANG_VENV) .tokenizers dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relax_core.run import build_adapter, rebuild
-from relax_core.setup import EngineSetup
+from relax_core.setup import EngineSetup, printed
 
 if TYPE_CHECKING:
     from relax_core.asking import Asker
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from relax_core.run import Run
 
 
-def engine_setup(run: Run, adapter: ModelAdapter, role: str = "engine") -> EngineSetup:
+def engine_setup(
+    run: Run, adapter: ModelAdapter, role: str = "engine", note: Callable[[str], None] = printed
+) -> EngineSetup:
     """Synchronous runs repeat bit for bit, so their batches must not depend on timing."""
-    return EngineSetup(adapter, run.config.seed, run.config.max_staleness == 0, run.directory, role)
+    return EngineSetup(adapter, run.config.seed, run.config.max_staleness == 0, run.directory, role, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ class EngineRole:
     def adapter(self, run: Run) -> tuple[ModelAdapter, MediaStore]:
         return build_adapter(run, self.model, f"{self.where}model")
 
-    def here(self, run: Run, adapter: ModelAdapter) -> Engine:
+    def here(self, run: Run, adapter: ModelAdapter, note: Callable[[str], None] = printed) -> Engine:
         """In this process, not started yet."""
-        setup = engine_setup(run, adapter, self.name)
+        setup = engine_setup(run, adapter, self.name, note)
         engine: Engine = run.stack.build("engines", self.engine, setup, where=f"{self.where}engine")
         return engine
 
@@ -76,6 +78,6 @@ async def serving(role: EngineRole, run: Run, *, apart: bool, note: Callable[[st
     from relax_core.router import Router
 
     adapter, media = role.adapter(run)
-    engine = Router([role.apart(run, media) if apart else role.here(run, adapter)], note)
+    engine = Router([role.apart(run, media) if apart else role.here(run, adapter, note)], note)
     await engine.start()
     return Asker(engine, adapter, run.config.seed, run.config.max_staleness == 0)

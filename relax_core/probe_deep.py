@@ -37,7 +37,8 @@ def engine_problems(run: Run, report: Callable[[str], None]) -> list[str]:
     adapter, media = build_adapter(run)
     prompt = a_prompt(adapter, build_environments(run).values())
     try:
-        engine: Engine = run.stack.build("engines", run.config.engine, engine_setup(run, adapter), where="engine")
+        setup = engine_setup(run, adapter, note=report)
+        engine: Engine = run.stack.build("engines", run.config.engine, setup, where="engine")
         temperature = run.config.sampling.temperature
         heats = (temperature, 1.0 if temperature == OTHER else OTHER)
         probe = Probe(engine, adapter, prompt, heats, FLOAT32)

@@ -127,7 +127,7 @@ class LocalRuntime(Runtime):
         environments = self._environments = build_environments(run)
         graders = self._graders = Scorer.of(run, note)
         role = EngineRole.of_policy(run)
-        engine = Router([role.here(run, adapter) if in_process else role.apart(run, media)], note)
+        engine = Router([role.here(run, adapter, note) if in_process else role.apart(run, media)], note)
         self._engine = engine
         await engine.start()
         asker = Asker(engine, adapter, config.seed, deterministic=config.max_staleness == 0)

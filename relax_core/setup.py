@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from relax_core.types import LearnerName
 
 
+def printed(line: str) -> None:
+    print(line, flush=True)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
     """For an engine. ``deterministic``: batches must not depend on timing (see ``Engine.enter``).
 
     ``directory``: the run's, for logs of processes that the engine starts; ``role``: how those of this one are called.
+    ``note`` is told what is worth knowing about the engine, a line at a time; default: it is printed.
     """
 
     adapter: ModelAdapter
@@ -29,6 +34,7 @@ class EngineSetup:
     deterministic: bool
     directory: Path | None = None
     role: str = "engine"
+    note: Callable[[str], None] = printed
 
 
 @dataclass(frozen=True, slots=True)

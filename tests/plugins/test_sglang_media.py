@@ -47,7 +47,7 @@ def test_a_request_carries_the_trainers_features_bit_for_bit() -> None:
         if not row.media:
             assert "image_data" not in body
             continue
-        (carried,) = body["image_data"]
+        carried = json.loads(*body["image_data"])
         assert row.positions is not None and np.array_equal(array(carried["positions"]), row.positions)
         inputs = adapter.forward_inputs([Segment(row.ids, row.media, row.positions)], len(row.ids))
         items = carried["items"]

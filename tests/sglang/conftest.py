@@ -21,6 +21,7 @@ from relax_core.testing.tiny import tiny_adapter
 from relax_plugin_sglang.client import Client
 from relax_plugin_sglang.config import SglangConfig
 from relax_plugin_sglang.folder import whole_folder
+from relax_plugin_sglang.release import Release, installed
 from relax_plugin_sglang.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,14 @@ def python() -> Path:
     found = Path(given) if given else ROOT / ".venv-sglang" / "bin" / "python"
     if not given and not found.exists():
         pytest.skip("no environment with SGLang: make test-sglang builds one")
+    return found
+
+
+@pytest.fixture(scope="session")
+def release(python: Path) -> Release:
+    """Of the SGLang in it."""
+    found = Release.of(installed(python, "sglang"))
+    assert found.number, f"{python} has no SGLang"
     return found
 
 

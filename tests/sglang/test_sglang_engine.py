@@ -19,6 +19,9 @@ from relax_core.transports import SharedTransport
 from relax_core.types import Stop, Version
 from relax_plugin_sglang.client import Client
 from relax_plugin_sglang.engine import SglangEngine
+from relax_plugin_sglang.release import Release
+from relax_plugin_sglang.weights import BEGIN
+from relax_plugin_sglang.wire import BANNED, Wire
 
 
 def serving(served: Any, test: Callable[[SglangEngine], Awaitable[None]], **settings: Any) -> None:
@@ -155,12 +158,15 @@ def test_asleep_it_gives_up_its_weights_and_serves_when_it_has_new_ones(dense: A
     async def test(engine: SglangEngine) -> None:
         # The server's routes are the same without the memory saver, which needs a GPU; a server elsewhere is not asked.
         engine.config = engine.config.model_copy(update={"memory_saver": True})
+        life, wire = engine.alive(), engine.alive().wire
+        life.wire = Wire(frozenset(), {**wire.bias, **{str(i): BANNED for i in wire.stop_ids}})  # none ends by itself
         running = [asyncio.create_task(engine.generate(request(f"s-{i}", [4, i + 5], 1900))) for i in range(8)]
         while (await engine.health())["running"] < 8:
             await asyncio.sleep(0.01)
         await engine.sleep()
         back = await asyncio.gather(*running)
-        assert {reply.stop for reply in back} <= {Stop.ABORT, Stop.EOS}
+        assert {reply.stop for reply in back} == {Stop.ABORT}
+        life.wire = wire
         late = asyncio.create_task(engine.generate(request("late", [4, 5, 6], 8)))
         await engine.wake()
         await asyncio.sleep(0.3)
@@ -178,6 +184,27 @@ def test_asleep_it_gives_up_its_weights_and_serves_when_it_has_new_ones(dense: A
         assert max(abs(a - b) for a, b in zip(wanted, reply.logprobs, strict=True)) < 1e-3
         assert set(reply.versions) == {Version(0, 3)}
 
+    serving(dense, test)
+
+
+def test_what_a_killed_run_left_in_a_server_elsewhere_is_ended(dense: Any, release: Release) -> None:
+    """It was frozen, and where weights go in a session, one was open."""
+
+    async def leave() -> None:
+        client = Client(dense.url, os.environ[dense.key_env])
+        await client.post("/pause_generation", {"mode": "in_place"})
+        if release.sessions:
+            await client.post(BEGIN, {})
+        await client.close()
+
+    async def test(engine: SglangEngine) -> None:
+        model = dense.adapter.load("cpu", torch.float32)
+        transport = SharedTransport(SharedTransport.Config())
+        await engine.load_weights(transport.publish(Version(0, 4), list(model.named_parameters())))
+        transport.close()
+        assert (await engine.generate(request("after", [4, 5, 6], 8))).versions[0] == Version(0, 4)
+
+    asyncio.run(leave())
     serving(dense, test)
 
 

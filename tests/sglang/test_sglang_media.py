@@ -162,9 +162,11 @@ def test_placeholders_that_do_not_fit_are_an_error_with_the_numbers(omni: Any) -
         for words, change in cases.items():
             with pytest.raises(EngineError, match=words):
                 await life.client.generate({**body, "rid": life.rid(), **change})
-        (item,) = body["image_data"][0]["items"]
+        carried = json.loads(body["image_data"][0])
+        (item,) = carried["items"]
         first, last = item["places"][0]
         item["places"] = [(first, last - 1)]
+        body["image_data"] = [json.dumps(carried)]
         with pytest.raises(EngineError, match="image has 3 placeholders, the server's model reads 4 tokens"):
             await life.client.generate({**body, "rid": life.rid()})
         assert (await engine.generate(request("fits", row, 2))).ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from relax_plugin_sglang.client import Client
 from relax_plugin_sglang.config import SglangConfig
 from relax_plugin_sglang.names import Checkpoint
 from relax_plugin_sglang.readback import Readback
+from relax_plugin_sglang.release import Release
 from relax_plugin_sglang.server import Server
 from relax_plugin_sglang.weights import FilesSender, IpcSender, Sender
 from relax_plugin_sglang.weights_group import GroupSender
@@ -104,8 +106,8 @@ def folder(request: pytest.FixtureRequest, moe_folder: Path, llama_folder: Path)
 
 
 @asynccontextmanager
-async def started(python: Path, folder: Path, log: Path) -> AsyncIterator[tuple[Server, Client]]:
-    server = Server(SglangConfig(python=python, device="cpu", dtype="float32"), folder, "cpu", log)
+async def started(python: Path, folder: Path, log: Path, **settings: Any) -> AsyncIterator[tuple[Server, Client]]:
+    server = Server(SglangConfig(python=python, device="cpu", dtype="float32", **settings), folder, "cpu", log)
     client = Client(server.url, server.key)
     await server.start(client)
     try:
@@ -115,7 +117,9 @@ async def started(python: Path, folder: Path, log: Path) -> AsyncIterator[tuple[
         await server.stop()
 
 
-def test_each_way_brings_all_weights_into_the_server(python: Path, folder: Path, tmp_path: Path) -> None:
+def test_each_way_brings_all_weights_into_the_server(
+    python: Path, release: Release, folder: Path, tmp_path: Path
+) -> None:
     """Experts and query, key, value are fused in the server, a tied head has no weights of its own."""
 
     async def main() -> None:
@@ -123,7 +127,7 @@ def test_each_way_brings_all_weights_into_the_server(python: Path, folder: Path,
         async with started(python, folder, tmp_path / "log") as (_, client):
             for seed, kind in enumerate(WAYS, 1):
                 readback = Readback(client, 5)
-                sender = kind(client, checkpoint, readback)
+                sender = kind(client, checkpoint, readback, sessions=release.sessions)
                 model = changed(folder, seed)
                 assert not await serves(client, model)
                 await sender.send(received(model), f"0.{seed}")
@@ -136,6 +140,31 @@ def test_each_way_brings_all_weights_into_the_server(python: Path, folder: Path,
                     with pytest.raises(WeightsError, match=r"after the update the server has .* was sent"):
                         await readback.check(received(model), "stale")
                 assert (await client.get("/model_info"))["weight_version"] == f"0.{seed + 10}"
+                await sender.close()
+
+    asyncio.run(main())
+
+
+def test_each_way_brings_its_share_to_every_rank_of_a_server(
+    python: Path, release: Release, llama_folder: Path, tmp_path: Path
+) -> None:
+    """Tensor parallel: two processes with half of the heads each, on a core of their own as SGLang wants it."""
+
+    async def main() -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        two: dict[str, Any] = {
+            "arguments": {"tp_size": 2},
+            "environment": {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(core) for core in (cores * 2)[:2])},
+        }
+        checkpoint = Checkpoint.of(llama_folder)
+        async with started(python, llama_folder, tmp_path / "log", **two) as (_, client):
+            assert (await client.get("/server_info"))["tp_size"] == 2
+            for seed, kind in enumerate(WAYS[:3], 1):
+                readback, model = Readback(client, 5), changed(llama_folder, seed)
+                sender = kind(client, checkpoint, readback, 2, release.sessions)
+                assert not await serves(client, model)
+                await sender.send(received(model), f"0.{seed}")
+                assert await serves(client, model), kind
                 await sender.close()
 
     asyncio.run(main())
@@ -226,12 +255,12 @@ def test_a_group_with_a_server_that_hangs_ends_in_an_error(silent: str) -> None:
 
 
 def test_a_server_that_dies_within_a_broadcast_is_an_error_and_the_next_one_gets_the_weights(
-    python: Path, llama_folder: Path, tmp_path: Path
+    python: Path, release: Release, llama_folder: Path, tmp_path: Path
 ) -> None:
     async def main() -> None:
         checkpoint = Checkpoint.of(llama_folder)
         async with started(python, llama_folder, tmp_path / "one") as (server, client):
-            sender = GroupSender(client, checkpoint, timeout_s=30.0)
+            sender = GroupSender(client, checkpoint, sessions=release.sessions, timeout_s=30.0)
             await sender.send(received(changed(llama_folder, 1)), "0.1")
             await client.post("/pause_generation", {"mode": "in_place"})
             work = asyncio.create_task(sender.send(received(changed(llama_folder, 2)), "0.2"))
@@ -241,7 +270,8 @@ def test_a_server_that_dies_within_a_broadcast_is_an_error_and_the_next_one_gets
                 await work
             await sender.close()
         async with started(python, llama_folder, tmp_path / "two") as (_, client):
-            sender, model = GroupSender(client, checkpoint), changed(llama_folder, 2)
+            sender = GroupSender(client, checkpoint, sessions=release.sessions)
+            model = changed(llama_folder, 2)
             await sender.send(received(model), "0.2")
             assert await serves(client, model)
             await sender.close()

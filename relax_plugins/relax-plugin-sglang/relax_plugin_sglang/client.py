@@ -13,7 +13,7 @@ _SHOWN = 600
 """Characters of the server's own words in an error."""
 
 
-def _fastest() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+def fastest() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     """(dumps, loads): of orjson where it is installed."""
     try:
         import orjson  # type: ignore[import-not-found,unused-ignore]
@@ -31,7 +31,7 @@ class Client:
     def __init__(self, url: str, key: str | None, request_s: float | None = None, control_s: float = 600.0) -> None:
         self.url = url
         self.request_s, self.control_s = request_s, control_s
-        self._dumps, self._loads = _fastest()
+        self._dumps, self._loads = fastest()
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._requests, self._control = Connections(url, headers), Connections(url, headers)
 

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import tempfile
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from relax_core.errors import EngineError
@@ -16,8 +17,9 @@ from relax_plugin_sglang import media
 from relax_plugin_sglang.client import Client, ServerUnreachable
 from relax_plugin_sglang.folder import model_config, model_folder, routing
 from relax_plugin_sglang.gate import Gate
+from relax_plugin_sglang.release import Release, installed
 from relax_plugin_sglang.server import Server
-from relax_plugin_sglang.weights import Sender, sender
+from relax_plugin_sglang.weights import END, Sender, sender
 from relax_plugin_sglang.wire import Wire
 
 if TYPE_CHECKING:
@@ -72,24 +74,32 @@ class Life:
         media.check_model(adapter, str(model_config(folder).get("model_type")))
         experts = routing(folder) if config.routed_experts else None
         device = _device(config.device)
-        if config.url is None:
+        if config.python is not None:
+            installed_there = await asyncio.to_thread(installed, config.python, "sglang")
+            self._accept(Release.of(installed_there), f"engine.python: {config.python}")
             log = (self.setup.directory or self._scratch) / "logs" / f"{self.setup.role}-server.log"
             self.server = server = Server(config, folder, device, log, bool(adapter.kinds))
             self._ends.push_async_callback(server.stop)
             self.client = self._client(server.url, server.key)
             await server.start(self.client)
+            about = await self.client.get("/server_info")
             server.died.add_done_callback(lambda died: self.die(died.result()))
             if server.died.done():
                 self.die(server.died.result())
         else:
-            self.client = self._client(config.url, _key(config))
-            await self._find()
+            self.client = self._client(str(config.url), _key(config))
+            about = await self._find()
             if adapter.kinds:
                 await media.check_server(self.client)
             self._ends.push_async_callback(self._leave)
-        self.sender = sender(config, self.client, folder, device)
+        self.sender = sender(config, self.client, folder, device, about)
         self._ends.push_async_callback(self.sender.close)
         self.wire = Wire.of(adapter, self.setup.seed if config.deterministic else None, experts)
+
+    def _accept(self, release: Release, where: str) -> None:
+        release.check(where)
+        if line := release.note():
+            self.setup.note(line)
 
     def _client(self, url: str, key: str | None) -> Client:
         config = self.config
@@ -98,19 +108,22 @@ class Life:
         self.ended.add_done_callback(lambda _: client.cut())
         return client
 
-    async def _find(self) -> None:
+    async def _find(self) -> Mapping[str, Any]:
         """Wait for a server elsewhere, refuse one that was started without what is needed, and have it load the weights
-        with which it was started."""
+        with which it was started. What it says about itself."""
         try:
             async with asyncio.timeout(self.config.start_s):
-                while not await self.client.answers("/health"):
-                    await asyncio.sleep(_AGAIN_S)
+                await self._until("/model_info")
+                await self.client.post("/continue_generation", {})  # one that a killed run left frozen is not healthy
+                await self._until("/health")
         except TimeoutError:
             raise EngineError(
                 f"engine.url: no server answers at {self.config.url} after {self.config.start_s:g} s; start it, or "
                 "correct url and key_env"
             ) from None
-        found = await self.client.get("/server_info")
+        found: Mapping[str, Any] = await self.client.get("/server_info")
+        release = Release.of(str(found.get("version", "")))
+        self._accept(release, f"engine.url: the server at {self.config.url}")
         needed = {
             "skip_tokenizer_init": True,
             "enable_return_routed_experts": self.config.routed_experts,
@@ -121,10 +134,17 @@ class Life:
         if lacking:
             flags = " ".join(f"--{name.replace('_', '-')}" for name in lacking)
             raise EngineError(f"engine.url: the server at {self.config.url} was started without {flags}: add it")
-        for route, body in (("/abort_request", {"abort_all": True}), ("/continue_generation", {})):
-            await self.client.post(route, body)  # whatever a killed run left there
+        await self.client.post("/abort_request", {"abort_all": True})  # whatever a killed run left there
+        if release.sessions:
+            with contextlib.suppress(EngineError):  # which is the answer where none was left open
+                await self.client.post(END, {})
         path = (await self.client.get("/model_info"))["model_path"]
         await self.client.post("/update_weights_from_disk", {"model_path": path, "flush_cache": False})
+        return found
+
+    async def _until(self, route: str) -> None:
+        while not await self.client.answers(route):
+            await asyncio.sleep(_AGAIN_S)
 
     async def _leave(self) -> None:
         """A server elsewhere goes on, but not with what nobody waits for."""

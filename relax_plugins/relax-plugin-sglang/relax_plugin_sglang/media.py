@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from relax_core.errors import EngineError
 from relax_core.interfaces import ModelAdapter, Segment
 from relax_core.types import MediaKind
+from relax_plugin_sglang.client import fastest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +53,7 @@ def check_model(adapter: ModelAdapter, model_type: str) -> None:
 async def check_server(client: Client) -> None:
     """Raises EngineError for a server elsewhere that was started without our packages."""
     try:
-        await client.post("/generate", {"input_ids": [0], "image_data": [{}], **_SHORT})
+        await client.post("/generate", {"input_ids": [0], "image_data": [FORMAT], **_SHORT})
     except EngineError as error:
         if FORMAT in str(error):
             return
@@ -62,8 +63,9 @@ async def check_server(client: Client) -> None:
     )
 
 
-def carried(adapter: ModelAdapter, prompt: Encoded) -> dict[str, Any]:
-    """What the server's ``image_data`` holds, for all kinds. Raises DataError for rows that do not fit their media."""
+def carried(adapter: ModelAdapter, prompt: Encoded) -> str:
+    """What the server's ``image_data`` holds, for all kinds: JSON as one string, since newer releases (as 0.5.23)
+    read objects there as their own. Raises DataError for rows that do not fit their media."""
     found: dict[str, Any] = {"format": FORMAT}
     if prompt.positions is not None:
         found["positions"] = _coded(prompt.positions)
@@ -76,7 +78,8 @@ def carried(adapter: ModelAdapter, prompt: Encoded) -> dict[str, Any]:
         }
         for each in adapter.tower_inputs(Segment(prompt.ids, prompt.media, prompt.positions))
     ]
-    return found
+    dumps, _ = fastest()
+    return dumps(found).decode()
 
 
 def _coded(values: NDArray[Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _POLL_S = 0.25
 _GRACE_S = 15.0
 """How long ``stop`` waits for the guard, which is quicker than that."""
 _TAIL_LINES = 15
+_HIGHEST_PORT = 65535 - 10000
 
 
 class Server:
@@ -162,8 +163,14 @@ def _close(stream: IO[bytes] | None) -> None:
 
 
 def _free_port(host: str) -> int:
-    """Another process may take it first: then the server does not start, and says so."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Another process may take it first: then the server does not start, and says so.
+
+    SGLang up to 0.5.15 refuses one above which it finds no other, for a service that it does not even start.
+    """
+    with contextlib.ExitStack() as taken:  # those that are too high are kept until there is one that is not
+        while True:
+            probe = taken.enter_context(socket.socket())
+            probe.bind((host, 0))
+            port: int = probe.getsockname()[1]
+            if port <= _HIGHEST_PORT:
+                return port

@@ -6,12 +6,11 @@ import base64
 import io
 import shutil
 import socket
-import subprocess
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 from relax_core.errors import EngineError, WeightsError
 from relax_plugin_sglang.client import ServerUnreachable
+from relax_plugin_sglang.release import Release, installed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,16 +32,27 @@ if TYPE_CHECKING:
 
 Way = Literal["ipc", "group", "files"]
 SHARED_MEMORY = Path("/dev/shm")
+BEGIN, END = "/begin_weight_update", "/end_weight_update"
+"""Routes of a session, in which a server takes weights."""
 
 
 class Sender(ABC):
     """Of one life of a server: close it before the server is started again.
 
     ``checkpoint``: of the folder with which the server was started. ``ranks``: processes that share its model.
+    ``sessions``: whether the server takes weights only in a session (see ``Release``).
     """
 
-    def __init__(self, client: Client, checkpoint: Checkpoint, readback: Readback | None = None, ranks: int = 1):
+    def __init__(
+        self,
+        client: Client,
+        checkpoint: Checkpoint,
+        readback: Readback | None = None,
+        ranks: int = 1,
+        sessions: bool = False,
+    ) -> None:
         self.client, self.checkpoint, self.readback, self.ranks = client, checkpoint, readback, ranks
+        self.sessions = sessions
 
     device: str = "cpu"
     """Where the memory should lie into which the weights are received."""
@@ -61,7 +72,8 @@ class Sender(ABC):
         known = self.checkpoint.named(named)
         if not known:
             raise WeightsError("weights: there is nothing to send")
-        await self._send(known, {"weight_version": label})
+        async with self._session():
+            await self._send(known, {"weight_version": label})
         if self.readback is not None:
             await self.readback.check(known, label)
 
@@ -72,10 +84,23 @@ class Sender(ABC):
     async def close(self) -> None:
         """Give back what it holds, here and in the server."""
 
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        """What goes wrong within leaves it open: that server is of no use any more; the next ``Life`` ends it."""
+        if self.sessions:
+            await self._ask(BEGIN, {})
+        yield
+        if self.sessions:
+            await self._ask(END, {})
+
     async def _update(self, route: str, body: Mapping[str, Any]) -> None:
-        """Ask for an update, or a part of one. Raises WeightsError with the server's words when it refuses."""
+        """Ask for an update, or a part of one."""
+        await self._ask(route, {"flush_cache": False, **body})
+
+    async def _ask(self, route: str, body: Mapping[str, Any]) -> None:
+        """Raises WeightsError with the server's words when it refuses."""
         try:
-            answer = await self.client.post(route, {"flush_cache": False, **body})
+            answer = await self.client.post(route, body)
         except ServerUnreachable:
             raise
         except EngineError as error:
@@ -84,24 +109,25 @@ class Sender(ABC):
             raise WeightsError(f"weights: the server refused them, and may hold a mixture now: {answer}")
 
 
-def sender(config: SglangConfig, client: Client, folder: Path, device: str) -> Sender:
-    """The one that the settings ask for, for a server that computes on ``device`` (``cpu``, ``cuda``, ``cuda:1``) and
-    was started with this model folder. Raises WeightsError for a folder without safetensors.
+def sender(config: SglangConfig, client: Client, folder: Path, device: str, about: Mapping[str, Any]) -> Sender:
+    """The one that the settings ask for, for a server that computes on ``device`` (``cpu``, ``cuda``, ``cuda:1``), was
+    started with this model folder and says this ``about`` itself. Raises WeightsError for a folder without safetensors.
     """
     from relax_plugin_sglang.names import Checkpoint
     from relax_plugin_sglang.readback import Readback
 
-    ranks = max(int(str(config.arguments.get(name, 1))) for name in ("tp_size", "tp-size", "tp"))
-    about = (client, Checkpoint.of(folder), Readback(client, config.readback) if config.readback else None, ranks)
+    readback = Readback(client, config.readback) if config.readback else None
+    sessions = Release.of(str(about.get("version", ""))).sessions
+    given = (client, Checkpoint.of(folder), readback, int(about["tp_size"]), sessions)
     here = config.url is None or _is_here(config.url)
     way = chosen(config.weights, here, device, device != "cpu" and _same_torch(config.python))
     if way == "files":
-        return FilesSender(*about)
+        return FilesSender(*given)
     if way == "group":
         from relax_plugin_sglang.weights_group import GroupSender
 
-        return GroupSender(*about)
-    found = IpcSender(*about)
+        return GroupSender(*given)
+    found = IpcSender(*given)
     found.device = "cuda:0" if device == "cuda" else device
     return found
 
@@ -120,8 +146,7 @@ def _same_torch(python: Path | None) -> bool:
     """Whether an environment's torch is of our release, as 2.11; of one that we do not see it is not known."""
     if python is None:
         return False
-    ask = "from importlib.metadata import version; print(version('torch'))"
-    theirs = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False).stdout
+    theirs = installed(python, "torch")
     return theirs.split(".")[:2] == version("torch").split(".")[:2]
 
 
@@ -235,6 +260,11 @@ class FilesSender(Sender):
     """
 
     folder: Path | None = None
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        """A file is an update of its own."""
+        yield
 
     async def _send(self, named: Named, last: Mapping[str, Any]) -> None:
         import asyncio

@@ -41,10 +41,11 @@ class GroupSender(Sender):
         checkpoint: Checkpoint,
         readback: Readback | None = None,
         ranks: int = 1,
+        sessions: bool = False,
         timeout_s: float = 120.0,
         bucket_bytes: int = _BUCKET,
     ) -> None:
-        super().__init__(client, checkpoint, readback, ranks)
+        super().__init__(client, checkpoint, readback, ranks, sessions)
         self.timeout_s, self.bucket_bytes = timeout_s, bucket_bytes
         self._name = ""
         self._group: Any = None

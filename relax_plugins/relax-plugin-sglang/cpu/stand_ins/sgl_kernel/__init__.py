@@ -33,7 +33,7 @@ _library.impl("topk_softmax_cpu", _top_experts, "CPU")
 
 
 def _unpinned(make):
-    """Host buffers ask for pinned memory, which needs a GPU's driver."""
+    """Host memory is asked for pinned, which needs a GPU's driver."""
 
     @functools.wraps(make)
     def made(*sizes, pin_memory=False, **options):
@@ -42,8 +42,21 @@ def _unpinned(make):
     return made
 
 
+class _Registered:
+    """CUDA's runtime for whoever pins memory after it was made: there is nothing to do."""
+
+    @staticmethod
+    def cudaHostRegister(address, size, flags):
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address):
+        return 0
+
+
 if not torch.cuda.is_available():
-    torch.zeros, torch.empty = _unpinned(torch.zeros), _unpinned(torch.empty)
+    torch.zeros, torch.empty, torch.tensor = map(_unpinned, (torch.zeros, torch.empty, torch.tensor))
+    torch.cuda.cudart = _Registered
 
 
 def __getattr__(name):

@@ -1,7 +1,7 @@
 """What stands between requests with media and the model: here nothing is decoded, scaled or counted anew.
 
-A request brings, as its one ``image_data``, the features that the trainer reads, their places among its ids, and the
-ids' positions. What does not fit the server's model is refused, with the numbers.
+A request brings, as JSON in its one ``image_data``, the features that the trainer reads, their places among its ids,
+and the positions of these. What does not fit the server's model is refused, with the numbers.
 
 Legend: T tokens of a prompt, N patches, D values of a patch, M mel bins, S spectrogram frames.
 """
@@ -12,11 +12,13 @@ import base64
 import hashlib
 from typing import Any, ClassVar
 
+import orjson
 import torch
 from sglang.srt.managers import tokenizer_manager
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 from sglang.srt.models.qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProcessor
+from transformers import PretrainedConfig
 
 FORMAT = "relax-media-1"
 """In every refusal too, by which a server with this package is known."""
@@ -27,6 +29,8 @@ _FEATURES = {
     Modality.AUDIO: ("input_features", None),
 }
 """Names of an item's arrays: pixels (N, D) and grid (3,), or a spectrogram (M, S)."""
+_padded = getattr(MultimodalProcessorOutput, "build_padded_input_ids", None)
+"""Puts what stands for each medium's hash in its places; None: the scheduler does (up to SGLang 0.5.12)."""
 _DTYPES = {"float32": torch.float32, "int64": torch.int64, "int32": torch.int32}
 
 
@@ -50,7 +54,7 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
         self, image_data: Any, audio_data: Any = None, input_text: Any = None, request_obj: Any = None, **_: Any
     ) -> MultimodalProcessorOutput:
         """``input_text``: the prompt's ids. Raises ValueError, which the server answers with status 400."""
-        found = image_data[0] if image_data and len(image_data) == 1 else None
+        found = _read(image_data[0]) if image_data and len(image_data) == 1 else None
         if not isinstance(found, dict) or found.get("format") != FORMAT or not found.get("items"):
             raise ValueError(f"{FORMAT}: a request brings no features in this format; this server reads no other media")
         ids, salt = list(input_text), str(request_obj.extra_key)
@@ -59,9 +63,10 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
         positions = _tensor(found["positions"]).long()
         if tuple(positions.shape) != (3, len(ids)):
             raise ValueError(f"{FORMAT}: positions {tuple(positions.shape)} for {len(ids)} ids; expected one for each")
+        padded = {"padded_input_ids": _padded(ids, items)} if _padded else {}
         return MultimodalProcessorOutput(
+            **padded,
             input_ids=ids,
-            padded_input_ids=MultimodalProcessorOutput.build_padded_input_ids(ids, items),
             mm_items=items,
             im_token_id=self.placeholders[Modality.IMAGE],
             video_token_id=self.placeholders[Modality.VIDEO],
@@ -82,7 +87,8 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
         if grid is not None:
             item.set(grid, _tensor(found["features"][grid]).reshape(1, 3))
         digest = hashlib.sha256(f"{salt}|{kind.name}|{found['key']}".encode()).digest()
-        item.set_hash(int.from_bytes(digest[:7], "big"))
+        item.hash = int.from_bytes(digest[:7], "big")
+        item.set_pad_value()
         places = sum(last - first + 1 for first, last in item.offsets)
         if places != (read := self._tokens(item)):
             raise ValueError(
@@ -113,6 +119,14 @@ class RelaxFeatures(BaseMultimodalProcessor):  # type: ignore[misc]
                 )
 
 
+def _read(text: Any) -> Any:
+    """The JSON of a request; None for what is none."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
+
+
 def _tensor(found: dict[str, Any]) -> torch.Tensor:
     data = bytearray(base64.b64decode(found["data"]))
     return torch.frombuffer(data, dtype=_DTYPES[found["dtype"]]).reshape(found["shape"])
@@ -126,13 +140,13 @@ def _halved(frames: int) -> int:
 def spare(module: Any) -> None:
     """Let the tokenizer manager make no processor of transformers where ``RelaxFeatures`` does its work: it would need
     torchvision, and files that a folder of weights may lack."""
-    original, served = module._get_processor_wrapper, {kind.__name__ for kind in RelaxFeatures.models}
+    original, served = module.get_processor, {kind.__name__ for kind in RelaxFeatures.models}
 
-    def processor(server_args: Any) -> Any:
-        served_here = served & set(server_args.get_model_config().hf_config.architectures)
-        return None if served_here else original(server_args)
+    def processor(name: str, *args: Any, **settings: Any) -> Any:
+        found, _ = PretrainedConfig.get_config_dict(name, revision=settings.get("revision"))
+        return None if served & set(found.get("architectures") or ()) else original(name, *args, **settings)
 
-    module._get_processor_wrapper = processor
+    module.get_processor = processor
 
 
 spare(tokenizer_manager)
