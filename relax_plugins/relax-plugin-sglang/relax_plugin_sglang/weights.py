@@ -194,9 +194,10 @@ def _buffers(named: Named) -> list[dict[str, Any]]:
         tensor = given.detach().contiguous()
         storage = tensor.untyped_storage()
         at = tensor.storage_offset() * tensor.element_size()
-        flat: Tensor = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-        bucket = found.setdefault(storage.data_ptr(), {"flattened_tensor": flat, "metadata": []})
-        bucket["metadata"].append(
+        if (place := storage.data_ptr()) not in found:
+            flat: Tensor = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            found[place] = {"flattened_tensor": flat, "metadata": []}
+        found[place]["metadata"].append(
             # The server reads these attributes and makes an object of its own class.
             SimpleNamespace(
                 name=name,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,30 +25,39 @@ _KEPT = 64
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Into ``target``, from a view of a weight: its number in the list, and where in it the view lies, in elements."""
 
     target: torch.Tensor
     weight: int
     offset: int
+    size: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def source(self, weights: Named) -> torch.Tensor:
+    def do(self, weights: Named) -> None:
         tensor = weights[self.weight][1]
-        return tensor.as_strided(self.target.shape, self.strides, tensor.storage_offset() + self.offset)
+        self.target.copy_(tensor.as_strided(self.size, self.strides, tensor.storage_offset() + self.offset))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Of ``target`` with a number, as of an embedding's rows beyond the vocabulary."""
+
+    target: torch.Tensor
+    value: float
+
+    def do(self, weights: Named) -> None:
+        self.target.fill_(self.value)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """All copies of a list of weights. ``places``: where the model's tensors were; ``result``: of ``load_weights``.
+    """What a list of weights led to, in order. ``places``: where the model's tensors were; ``result``: of
+    ``load_weights``."""
 
-    ``fills``: what gets a number instead, such as the rows of an embedding beyond the vocabulary.
-    """
-
-    copies: Sequence[Copy]
-    fills: Sequence[tuple[torch.Tensor, float]]
-    places: tuple[int, ...]
+    steps: Sequence[Copy | Fill]
+    places: list[int]
     result: Any
 
 
@@ -57,9 +65,10 @@ class Replay:
     """In place of a model's ``load_weights``."""
 
     def __init__(self, model: torch.nn.Module, load: Callable[..., Any]) -> None:
-        self.model, self.load = model, load
+        self.load = load
         self.plans: dict[Any, Plan | None] = {}
         """None: this list is loaded in the model's own way."""
+        self._owned = [owned for module in model.modules() for owned in (module._parameters, module._buffers)]
 
     def __call__(self, weights: Iterable[tuple[str, torch.Tensor]], *more: Any, **named: Any) -> Any:
         if more or named or not isinstance(weights, (list, tuple)):  # such as a file's, one after the other
@@ -68,106 +77,84 @@ class Replay:
         if key not in self.plans:
             return self._first(key, weights)
         plan = self.plans[key]
-        if plan is None or plan.places != places(self.model):
+        if plan is None or plan.places != self._places():
             return self.load(weights)
         with torch.inference_mode():
-            for target, value in plan.fills:
-                target.fill_(value)
-            torch._foreach_copy_([copy.target for copy in plan.copies], [copy.source(weights) for copy in plan.copies])
-        for device in {copy.target.device for copy in plan.copies}:
+            for step in plan.steps:
+                step.do(weights)
+        for device in {step.target.device for step in plan.steps}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # the weights are somebody else's memory, who waits for our answer
         return plan.result
 
     def _first(self, key: Any, weights: Named) -> Any:
-        before, notes = places(self.model), Notes(self.model, weights)
+        before, notes = self._places(), Notes(weights, {t.untyped_storage().data_ptr() for t in self._tensors()})
         with notes:
             result = self.load(weights)
-        problem = next(notes.problems(), None)
-        if problem is None and before != places(self.model):
+        problem = notes.problem()
+        if problem is None and before != self._places():
             problem = "a tensor of the model got other memory"
         if problem is not None:
-            _log.warning("relax: each update loads the weights one by one, not at once: %s", problem)
+            _log.warning("relax: each update loads the weights by their names, which takes longer: %s", problem)
         if len(self.plans) >= _KEPT:
             self.plans.clear()
-        self.plans[key] = None if problem is not None else Plan(notes.copies, notes.fills, before, result)
+        self.plans[key] = None if problem is not None else Plan(notes.steps, before, result)
         return result
+
+    def _places(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in self._tensors()]
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for owned in self._owned:
+            for tensor in owned.values():
+                if tensor is not None:
+                    yield tensor
 
 
 class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What a loading does with the memory of ``weights``."""
+    """What a loading does: copies from ``weights`` to a model's memory, ``storages``."""
 
-    def __init__(self, model: torch.nn.Module, weights: Named) -> None:
+    def __init__(self, weights: Named, storages: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.weights = weights
-        self.copies: list[Copy] = []
-        self.fills: list[tuple[torch.Tensor, float]] = []
-        self._other: str | None = None
-        self._storages = {tensor.untyped_storage().data_ptr() for tensor in _tensors(model)}
+        self.weights, self.storages = weights, storages
+        self.steps: list[Copy | Fill] = []
+        self._problem: str | None = None
         spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, i) for i, (_, t) in enumerate(weights) if t.nbytes)
         self._starts, self._spans = [start for start, _, _ in spans], spans
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.copy_.default:
-            self._copied(args[0], args[1])
-        elif func is torch.ops.aten.fill_.Scalar:
-            self._filled(args[0], args[1])
-        elif func is torch.ops.aten.zero_.default:
-            self._filled(args[0], 0)
-        elif func._schema.is_mutable:
-            self._other = self._other or f"the model's loader calls {func}"
+        if func._schema.is_mutable and args[0].nbytes:
+            self._problem = self._problem or self._noted(func, *args)
         return result
 
-    def _filled(self, target: torch.Tensor, value: float) -> None:
-        if not self._ours(target):
-            self._other = self._other or "the model's loader fills what is no parameter"
-        elif target.nbytes:
-            self.fills.append((target.detach(), value))
-
-    def _ours(self, target: torch.Tensor) -> bool:
-        return target.is_contiguous() and target.untyped_storage().data_ptr() in self._storages
-
-    def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if not target.nbytes:
-            return
-        found = bisect.bisect_right(self._starts, source.data_ptr()) - 1
+    def _noted(self, func: Any, target: torch.Tensor, value: Any = 0, *more: Any) -> str | None:
+        """Why a step is none that can be done again with other weights."""
+        aten = torch.ops.aten
+        if func not in (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default):
+            return f"the model's loader calls {func}"
+        if target.untyped_storage().data_ptr() not in self.storages:
+            return "the model's loader writes to what is no parameter"
+        if func is not aten.copy_.default:
+            self.steps.append(Fill(target.detach(), value))
+            return None
+        found = bisect.bisect_right(self._starts, value.data_ptr()) - 1
         start, end, weight = self._spans[found] if found >= 0 else (0, 0, 0)
-        tensor = self.weights[weight][1]
-        size = source.element_size()
-        reach = sum((n - 1) * stride for n, stride in zip(source.shape, source.stride(), strict=True))
-        if not start <= source.data_ptr() <= source.data_ptr() + reach * size < end:
-            self._other = self._other or "the model's loader copies what it has computed"
-        elif not self._ours(target):
-            self._other = self._other or "the model's loader copies to where it has no parameter"
-        elif source.dtype != tensor.dtype or source.shape != target.shape or not tensor.is_contiguous():
-            self._other = self._other or f"{self.weights[weight][0]} is not copied as it is"
-        else:
-            offset = (source.data_ptr() - start) // size
-            self.copies.append(Copy(target.detach(), weight, offset, source.stride()))
+        reach = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True))
+        if not start <= value.data_ptr() <= value.data_ptr() + reach * value.element_size() < end:
+            return "the model's loader copies what it has computed"
+        name, tensor = self.weights[weight]
+        if value.dtype != tensor.dtype:
+            return f"the model's loader reads {name} as another dtype"
+        offset = (value.data_ptr() - start) // value.element_size()
+        self.steps.append(Copy(target.detach(), weight, offset, tuple(value.shape), value.stride()))
+        return None
 
-    def problems(self) -> Iterator[str]:
+    def problem(self) -> str | None:
         """Why what was noted is not all that happened."""
-        if self._other is not None:
-            yield self._other
-        used = {copy.weight for copy in self.copies}
-        for i, (name, tensor) in enumerate(self.weights):
-            if i not in used and tensor.nbytes:
-                yield f"nothing was seen of {name}"
-        targets = [copy.target for copy in self.copies] + [target for target, _ in self.fills]
-        spans = sorted((target.data_ptr(), target.data_ptr() + target.nbytes) for target in targets)
-        for (_, end), (start, _) in itertools.pairwise(spans):
-            if start < end:
-                yield "two weights go to the same place"
-
-
-def places(model: torch.nn.Module) -> tuple[int, ...]:
-    return tuple(tensor.data_ptr() for tensor in _tensors(model))
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
+        used = {step.weight for step in self.steps if isinstance(step, Copy)}
+        unseen = [name for i, (name, tensor) in enumerate(self.weights) if i not in used and tensor.nbytes]
+        return self._problem or (f"nothing was seen of {unseen[0]}" if unseen else None)
 
 
 def repair(kind: Any) -> None:
