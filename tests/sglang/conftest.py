@@ -55,11 +55,13 @@ def release(python: Path) -> Release:
 
 @dataclass(frozen=True)
 class Served:
-    """A server in its own thread, and the model that it serves in float32. ``key_env`` holds its key."""
+    """A server in its own thread, and the model that it serves in float32. ``key_env`` holds its key, ``log`` what it
+    printed."""
 
     adapter: ModelAdapter
     url: str
     key_env: str
+    log: Path
 
     def config(self, **settings: Any) -> SglangConfig:
         """Of an engine on this server."""
@@ -93,7 +95,7 @@ def _serve(
     with pytest.MonkeyPatch.context() as patch:
         name = f"RELAX_TEST_SGLANG_{server.port}"
         patch.setenv(name, server.key)
-        yield Served(adapter, server.url, name)
+        yield Served(adapter, server.url, name, log)
     thread.run(server.stop())
     thread.loop.call_soon_threadsafe(thread.loop.stop)
 

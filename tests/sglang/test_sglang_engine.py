@@ -50,6 +50,28 @@ def test_it_keeps_the_promises_of_an_engine_with_a_qwen3_moe(moe: Any) -> None:
     check_engine(lambda setup: SglangEngine(moe.config(), setup), adapter=moe.adapter, limit_s=120, long=1024)
 
 
+def test_new_weights_are_copied_at_once(dense: Any, moe: Any) -> None:
+    """And not by their names, which the server's log would say."""
+    transport = SharedTransport(SharedTransport.Config())
+
+    async def test(engine: SglangEngine) -> None:
+        adapter = engine.setup.adapter
+        model = adapter.load("cpu", torch.float32)
+        for number in range(1, 4):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.9)
+            await engine.load_weights(transport.publish(Version(7, number), model.named_parameters()))
+            reply = await engine.generate(request(f"at-once-{number}", [4, 5, 6], 8))
+            wanted = full_logprobs(adapter, model, request("", [4, 5, 6]).prompt, reply.ids)
+            assert max(abs(a - b) for a, b in zip(wanted, reply.logprobs, strict=True)) < 1e-3
+
+    for served in (dense, moe):
+        serving(served, test)
+        assert "relax: each update" not in served.log.read_text()
+    transport.close()
+
+
 def test_requests_with_biases_of_their_own_share_a_batch(dense: Any) -> None:
     """The launcher's repair makes the biases of a batch at once: each request must get its own, and none where none."""
 
