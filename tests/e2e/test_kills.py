@@ -56,9 +56,9 @@ def before_a_checkpoint_is_named(count: int) -> None:
 
 def while_weights_are_copied(count: int) -> None:
     """When the step is in the journal and no engine has its weights."""
-    from relax_core.transports import snapshot
+    from relax_core.transports.snapshot import Flat
 
-    dies_at_call(snapshot, "_fill_blocks", count * 2)
+    dies_at_call(Flat, "_fill_blocks", count * 2)
 
 
 def while_the_engine_loads(count: int) -> None:
