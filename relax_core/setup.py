@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def printed(line: str) -> None:
+    """Where a note goes if nobody else takes it."""
     print(line, flush=True)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from relax_core.errors import EngineError
 from relax_core.interfaces import POOLS, Completion, ModelAdapter, Pool, Request
-from relax_core.torch.host_memory import HostMemory, Put, onto, settle
+from relax_core.torch.host_memory import HostMemory, Put, held, move, onto, settle
 from relax_core.torch.kv import CACHE_ARGUMENT, SlotCache, attention_windows, text_config
 from relax_core.torch.queue import Prompt, Queue, Waiting, batches, check_request
 from relax_core.torch.rows import Rows
@@ -77,8 +77,7 @@ class Decoder:
         """Tokens drawn and prompts read since the start, and steps in a row in which the model failed."""
         self._banned = torch.tensor(sorted(adapter.banned_token_ids), dtype=torch.long, device=self.device)
         self._stops = np.asarray(sorted(adapter.stop_ids), np.int64)
-        self._tickets = count()
-        self._host = HostMemory()
+        self._tickets, self._host = count(), HostMemory()
         self._pools: dict[Pool, _Pool] = {pool: _Pool(Rows(seed)) for pool in POOLS}
 
     @property
@@ -138,7 +137,7 @@ class Decoder:
     def leave(self) -> None:
         """The model to main memory. Only while no row is running."""
         if self.device.type == "cuda":
-            self._move(self._host.room((*self.model.parameters(), *self.model.buffers())))
+            self._move(self._host.room(held(self.model)))
             torch.cuda.empty_cache()
 
     def enter(self, device: str) -> None:
@@ -147,8 +146,7 @@ class Decoder:
             self._move(onto(device))
 
     def _move(self, put: Put) -> None:
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            tensor.data = put(tensor)
+        move(self.model, put)
         settle()
         self.device = next(self.model.parameters()).device
         self._banned = self._banned.to(self.device)

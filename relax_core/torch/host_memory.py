@@ -66,6 +66,17 @@ class HostMemory:
             unlock.atexit = False
 
 
+def held(module: torch.nn.Module) -> tuple[Tensor, ...]:
+    """Parameters and buffers, each once."""
+    return *module.parameters(), *module.buffers()
+
+
+def move(module: torch.nn.Module, put: Put) -> None:
+    """A module's parameters and buffers to where ``put`` copies them; they stay the same objects."""
+    for tensor in held(module):
+        tensor.data = put(tensor)
+
+
 def onto(device: str) -> Put:
     """Onto a GPU, or within main memory."""
     return lambda tensor: tensor.detach().to(device, non_blocking=True)

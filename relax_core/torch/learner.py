@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from relax_core.errors import CheckpointError, RelaxError
 from relax_core.torch.config import TrainerConfig
 from relax_core.torch.fsdp import Shards, cut_as, part_of, whole
-from relax_core.torch.host_memory import HostMemory, Put, onto, settle
+from relax_core.torch.host_memory import HostMemory, Put, held, move, onto, settle
 from relax_core.torch.optim import Optimizer, learning_rate, named_tensors
 from relax_core.torch.ranks import ALONE, Ranks
 
@@ -168,14 +168,13 @@ class Learner:
         if self.shards is not None:
             self.shards.move(put)
         else:
-            for tensor in (*self.module.parameters(), *self.module.buffers()):
-                tensor.data = put(tensor)
+            move(self.module, put)
         self.optimizer.move(put)
         settle()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All that it keeps on this rank: ``weights``, ``masters``, ``gradients``, ``optimizer``."""
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
+        for tensor in held(self.module):
             yield "weights", part_of(tensor)
         yield from self.optimizer.tensors()
 

@@ -246,7 +246,8 @@ def silent() -> Iterator[str]:
 
 def test_a_group_with_a_server_that_hangs_ends_in_an_error(silent: str) -> None:
     async def main() -> None:
-        sender = GroupSender(Client(silent, None), Checkpoint({"a": (2,)}, False), timeout_s=2.0)
+        sender = GroupSender(Client(silent, None), Checkpoint({"a": (2,)}, False))
+        sender.timeout_s = 2.0
         with pytest.raises(EngineError, match=r"took more than 2 s|broke"):
             await sender.send([("a", torch.zeros(2))], "0.1")
         await sender.close()
@@ -260,7 +261,8 @@ def test_a_server_that_dies_within_a_broadcast_is_an_error_and_the_next_one_gets
     async def main() -> None:
         checkpoint = Checkpoint.of(llama_folder)
         async with started(python, llama_folder, tmp_path / "one") as (server, client):
-            sender = GroupSender(client, checkpoint, sessions=release.sessions, timeout_s=30.0)
+            sender = GroupSender(client, checkpoint, sessions=release.sessions)
+            sender.timeout_s = 30.0
             await sender.send(received(changed(llama_folder, 1)), "0.1")
             await client.post("/pause_generation", {"mode": "in_place"})
             work = asyncio.create_task(sender.send(received(changed(llama_folder, 2)), "0.2"))

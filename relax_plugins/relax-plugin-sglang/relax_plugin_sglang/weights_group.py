@@ -20,9 +20,7 @@ from relax_plugin_sglang.weights import Sender
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from relax_plugin_sglang.client import Client
-    from relax_plugin_sglang.names import Checkpoint, Named
-    from relax_plugin_sglang.readback import Readback
+    from relax_plugin_sglang.names import Named
 
 _BUCKET = 1 << 30
 """Bytes of one request and broadcast: both sides pack so much."""
@@ -35,20 +33,10 @@ class GroupSender(Sender):
     the server's coming. A group that broke is made anew by the next ``send``.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        checkpoint: Checkpoint,
-        readback: Readback | None = None,
-        ranks: int = 1,
-        sessions: bool = False,
-        timeout_s: float = 120.0,
-        bucket_bytes: int = _BUCKET,
-    ) -> None:
-        super().__init__(client, checkpoint, readback, ranks, sessions)
-        self.timeout_s, self.bucket_bytes = timeout_s, bucket_bytes
-        self._name = ""
-        self._group: Any = None
+    timeout_s = 120.0
+    bucket_bytes = _BUCKET
+    _name = ""
+    _group: Any = None
 
     async def _send(self, named: Named, last: Mapping[str, Any]) -> None:
         buckets = list(_buckets(named, self.bucket_bytes))
